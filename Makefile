@@ -44,7 +44,6 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, docs/gist.md, RESULTS, the README's table), and build the site into site/
 	@$(BIN)/python docs/generate_cli.py
 	@$(BIN)/python docs/generate_gist.py
-	@$(BIN)/python docs/generate_design.py
 	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

@@ -49,10 +49,14 @@ def main() -> None:
     for name, (sign, target) in TARGETS.items():
         met = "" if not sign else "met" if _meets(figures[name], sign, target) else "MISSED"
         print(
-            f"{name:28} {figures[name]:12.2f}   {sign} {target:g} {met}" if sign else f"{name:28} {figures[name]:12.2f}"
+            f"{name:28} {figures[name]:12.2f}   {sign} {target:g} {met}"
+            if sign
+            else f"{name:28} {figures[name]:12.2f}"
         )
     if options.json is not None:
-        options.json.write_text(json.dumps({name: figures[name] for name in TARGETS}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({name: figures[name] for name in TARGETS}, indent=2) + "\n"
+        )
 
 
 def _meets(value: float, sign: str, target: float) -> bool:
@@ -63,7 +67,11 @@ def measure(*, quick: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export_traffic(folder / "traffic.onnx")
-        figures = {name: value for part in PARTS for name, value in _in_child(part, folder, quick=quick).items()}
+        figures = {
+            name: value
+            for part in PARTS
+            for name, value in _in_child(part, folder, quick=quick).items()
+        }
         count = 2000 if quick else 20_000
         figures["rss_mb_onnx"] = resident_mb(folder, "onnx", count)
         figures["rss_mb_numpy"] = resident_mb(folder, "numpy", count)
@@ -89,7 +97,15 @@ def export_traffic(path: Path) -> None:
 
 def _in_child(part: str, folder: Path, *, quick: bool) -> dict[str, float]:
     """Runs one part in a process of its own, on one core and without torch."""
-    command = [sys.executable, __file__, "--part", part, "--folder", str(folder), *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        __file__,
+        "--part",
+        part,
+        "--folder",
+        str(folder),
+        *(["--quick"] if quick else []),
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=_one_thread())
     print("\n".join(done.stdout.splitlines()[:-1]), end="\n" if "\n" in done.stdout.strip() else "")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -97,7 +113,12 @@ def _in_child(part: str, folder: Path, *, quick: bool) -> dict[str, float]:
 
 
 def _one_thread() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+    }
 
 
 def traffic(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +148,10 @@ def ratios(folder: Path, *, quick: bool) -> dict[str, float]:
         def value(batch: Batch = batch) -> object:
             return probe.measure(batch).projections(direction)
 
-        pairs = [(_seconds(value, repeats), _seconds(infer, repeats)) for _ in range(40 if quick else 150)]
+        pairs = [
+            (_seconds(value, repeats), _seconds(infer, repeats))
+            for _ in range(40 if quick else 150)
+        ]
         valued, inferred = (min(times) for times in zip(*pairs, strict=True))
         figures[f"value_over_inference_{n}"] = valued / inferred
     return figures
@@ -154,7 +178,9 @@ def throughput(folder: Path, *, quick: bool) -> dict[str, float]:
     judged = _pour(agent, count)
     seconds, clock = time.process_time() - cpu + sum(waited), time.perf_counter() - start
     accepted = _accepted(agent, before) / judged
-    print(f"accepted {accepted:.2%}; {judged / clock:.0f} samples a second by the clock, with all else running")
+    print(
+        f"accepted {accepted:.2%}; {judged / clock:.0f} samples a second by the clock, with all else running"
+    )
     return {"samples_per_s": judged / seconds}
 
 
@@ -188,7 +214,9 @@ _GREATEST = {"name": "ode", "choice": "greatest", "value": "projection"}
 """Keeps what `_fill` counts on; the default draws, and accepts hardly any of these."""
 
 
-def _filled(folder: Path, name: str, accepted: float, policy: dict[str, str] | None = None) -> tuple[Agent, FileDisk]:
+def _filled(
+    folder: Path, name: str, accepted: float, policy: dict[str, str] | None = None
+) -> tuple[Agent, FileDisk]:
     """An agent whose store is full: about this share of what comes is worth more than the least of its label."""
     from fedkeep.agent.assembly import assemble, parse_config
     from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
@@ -206,7 +234,9 @@ def _filled(folder: Path, name: str, accepted: float, policy: dict[str, str] | N
     direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
     quotas = np.full(LABELS, agent.device.capacity // LABELS)
     plan = Assignment(quotas, np.ones(LABELS), 1.0)
-    agent.participate(TrainOrder(0, learner.initial(0), direction, LocalTraining(0.01, 1), None, plan))
+    agent.participate(
+        TrainOrder(0, learner.initial(0), direction, LocalTraining(0.01, 1), None, plan)
+    )
     _fill(agent, rng, direction, accepted)
     return agent, agent.store.file.disk
 
@@ -303,7 +333,9 @@ def resident_mb(folder: Path, kind: str, count: int) -> float:
         f'[samples]\nshape = {list(shape)}\nlabels = {labels}\n[model]\n{model}\n[agent]\nsocket = "{socket}"\n'
         f'[store]\npath = "{folder / kind}.store"\nbudget = 2_000_000\n[[source]]\nkind = "lines"\npath = "{stream}"\n'
     )
-    process = subprocess.Popen([sys.executable, "-m", "fedkeep.agent", str(config)], env=_one_thread())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedkeep.agent", str(config)], env=_one_thread()
+    )
     try:
         return _resident_after(process, socket, count)
     finally:
@@ -312,7 +344,7 @@ def resident_mb(folder: Path, kind: str, count: int) -> float:
 
 
 def _resident_after(process: subprocess.Popen[bytes], socket: Path, count: int) -> float:
-    from fedkeep.link.client import AgentClient, AgentUnreachableError
+    from fedkeep.protocol.client import AgentClient, AgentUnreachableError
 
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -325,12 +357,18 @@ def _resident_after(process: subprocess.Popen[bytes], socket: Path, count: int) 
         if seen >= count:
             time.sleep(1)  # a burst's memory is given back once it is over
             status = Path(f"/proc/{process.pid}/status").read_text()
-            kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS"))
+            kilobytes = next(
+                line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")
+            )
             return int(kilobytes) / 1024
     raise TimeoutError("the agent did not read its stream")
 
 
-PARTS: dict[str, Callable[..., dict[str, float]]] = {"ratios": ratios, "throughput": throughput, "keeping": keeping}
+PARTS: dict[str, Callable[..., dict[str, float]]] = {
+    "ratios": ratios,
+    "throughput": throughput,
+    "keeping": keeping,
+}
 
 
 if __name__ == "__main__":

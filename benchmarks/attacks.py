@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config import merged, read_experiment
+from fedkeep.config.experiment import Experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
@@ -36,11 +36,11 @@ from fedkeep.core.types import DeviceId, FloatArray, Profile
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator, evaluate
-from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.tables import merged, read_experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.lies import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
+from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
 
 DEFAULT = "default"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,10 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "norm-bounded": {"name": "norm-bounded"},
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "embedded": {"task": {"name": "embedded"}, "train": {"learning_rate": 0.02, "epochs": 5, "rounds": 30}},
+    "embedded": {
+        "task": {"name": "embedded"},
+        "train": {"learning_rate": 0.02, "epochs": 5, "rounds": 30},
+    },
     "non-iid": {
         "task": {"name": "synthetic", "smallest": 400, "largest": 800, "spread": 3.0},
         "stream": {"rounds_per_pass": 50},
@@ -84,7 +87,9 @@ class Setting:
         rounds = round(said["train"]["rounds"] / self.participation**0.5)
         train = {**said["train"], "participation": self.participation, "rounds": rounds}
         task = {**said["task"], "devices": self.devices}
-        return resolve({**said, "task": task, "train": train, "aggregation": aggregation, "seed": seed})
+        return resolve(
+            {**said, "task": task, "train": train, "aggregation": aggregation, "seed": seed}
+        )
 
 
 SETTINGS = [
@@ -109,15 +114,21 @@ class Result:
 class Battle:
     """A simulated fleet in which some devices lie; without an attack, the fleet without them."""
 
-    def __init__(self, setting: Setting, attack: Attack | None, aggregation: dict[str, Any], seed: int) -> None:
+    def __init__(
+        self, setting: Setting, attack: Attack | None, aggregation: dict[str, Any], seed: int
+    ) -> None:
         self.experiment = setting.experiment(aggregation, seed)
         everyone = range(setting.devices)
-        self.liars = set(generator(seed, "liars").choice(setting.devices, setting.liars, replace=False).tolist())
+        self.liars = set(
+            generator(seed, "liars").choice(setting.devices, setting.liars, replace=False).tolist()
+        )
         self.attack = attack
         self.honest = [d for d in everyone if d not in self.liars]
         data = load_data(self.experiment.task, seed)
         flips = attack is not None and attack.flipped_labels
-        self.simulator = Simulator(self.experiment, _with_flipped(data, self.liars) if flips else data)
+        self.simulator = Simulator(
+            self.experiment, _with_flipped(data, self.liars) if flips else data
+        )
         self.data = data
         self.server = self.simulator.server
         self.share = setting.participation
@@ -135,11 +146,17 @@ class Battle:
         return result
 
     def _members(self, round_: int) -> list[DeviceId]:
-        joined = self.attack is not None and round_ >= self.attack.joins_at * self.experiment.train.rounds
+        joined = (
+            self.attack is not None
+            and round_ >= self.attack.joins_at * self.experiment.train.rounds
+        )
         return sorted([*self.honest, *(self.liars if joined else ())])
 
     def _coordinate(self, members: list[DeviceId]) -> None:
-        profiles = {d: Profile(self.experiment.storage.capacity, self.simulator.parts.velocities[d]) for d in members}
+        profiles = {
+            d: Profile(self.experiment.storage.capacity, self.simulator.parts.velocities[d])
+            for d in members
+        }
         if self.attack is not None and self.attack.inflated:
             for d in self.liars & profiles.keys():
                 profiles[d] = Profile(10**9, np.full_like(profiles[d].velocity, 1e15))
@@ -155,7 +172,10 @@ class Battle:
         orders = self.server.open_round(chosen)
         reports = fleet.take_part(orders, {})
         honest = {d: r for d, r in reports.items() if d not in self.liars}
-        sent = {**honest, **self._lies(round_, honest, {d: r for d, r in reports.items() if d in self.liars})}
+        sent = {
+            **honest,
+            **self._lies(round_, honest, {d: r for d, r in reports.items() if d in self.liars}),
+        }
         summary = self._close(sent)
         result.honest += len(honest)
         result.honest_outvoted += len(set(summary.outvoted) - self.liars)
@@ -176,7 +196,10 @@ class Battle:
         lies = self.attack.forge(Scene(round_, rounds, self.server.model, honest, own))
         if not self.attack.inflated:
             return lies
-        return {d: replace(r, weight=1e15, samples=10**9, gradient_samples=10**18) for d, r in lies.items()}
+        return {
+            d: replace(r, weight=1e15, samples=10**9, gradient_samples=10**18)
+            for d, r in lies.items()
+        }
 
     def _accuracy(self) -> float:
         found = evaluate(self.simulator.parts.learner, self.server.model, self.data)
@@ -189,7 +212,10 @@ class SummedBattle(Battle):
 
     def __init__(self, setting: Setting, seed: int) -> None:
         super().__init__(
-            setting, Attack(lambda scene: scene.sends(SummedBattle._turning(scene))), {"name": "fedavg"}, seed
+            setting,
+            Attack(lambda scene: scene.sends(SummedBattle._turning(scene))),
+            {"name": "fedavg"},
+            seed,
         )
         self.server.estimator = GivenEstimator()
 
@@ -201,10 +227,12 @@ class SummedBattle(Battle):
 
     def _close(self, sent: Reports) -> RoundSummary:
         model = self.server.model.astype(np.float64)
-        total = UpdateSum(np.sum([r.model - model for r in sent.values()], axis=0), float(len(sent)))
+        total = UpdateSum(
+            np.sum([r.model - model for r in sent.values()], axis=0), float(len(sent))
+        )
         try:
             return self.server.close_sum(sent, total, None)
-        except RefusedError:
+        except RejectedError:
             self.server.open_round(sent)
             return self.server.close_round()
 
@@ -219,12 +247,14 @@ def _with_flipped(data: Federation, liars: set[DeviceId]) -> Federation:
 
 
 Run = tuple[Setting, str | None, str, int]
-"""Fleet, attack or none, aggregation, seed."""
+"""FleetProfiles, attack or none, aggregation, seed."""
 
 
 def play(run: Run) -> Result:
     setting, attack, aggregation, seed = run
-    return Battle(setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed).play()
+    return Battle(
+        setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed
+    ).play()
 
 
 class Played:
@@ -251,7 +281,9 @@ class Played:
         return self._results[_key(run)]
 
     def accuracy(self, setting: Setting, attack: str | None, aggregation: str, seeds: int) -> float:
-        return mean(self.result((setting, attack, aggregation, seed)).accuracy for seed in range(seeds))
+        return mean(
+            self.result((setting, attack, aggregation, seed)).accuracy for seed in range(seeds)
+        )
 
 
 def _key(run: Run) -> str:
@@ -259,21 +291,45 @@ def _key(run: Run) -> str:
     return f"{setting.name} / {attack} / {aggregation} / {seed}"
 
 
-def measure(settings: list[Setting], attacks: list[str], seeds: int, played: Played, jobs: int) -> dict[str, Any]:
+def measure(
+    settings: list[Setting], attacks: list[str], seeds: int, played: Played, jobs: int
+) -> dict[str, Any]:
     """The whole table, and the figures it comes down to; the others than the default by one seed and fewer attacks."""
-    rows: list[tuple[Setting, str, list[str], int]] = [(setting, DEFAULT, attacks, seeds) for setting in settings]
-    rows += [(s, g, list(QUICK), 1) for s in settings if s.participation == 1 for g in AGGREGATIONS if g != DEFAULT]
+    rows: list[tuple[Setting, str, list[str], int]] = [
+        (setting, DEFAULT, attacks, seeds) for setting in settings
+    ]
+    rows += [
+        (s, g, list(QUICK), 1)
+        for s in settings
+        if s.participation == 1
+        for g in AGGREGATIONS
+        if g != DEFAULT
+    ]
     runs: list[Run] = [(s, None, "fedavg", seed) for s in settings for seed in range(seeds)]
-    runs += [(s, attack, g, seed) for s, g, chosen, n in rows for attack in (None, *chosen) for seed in range(n)]
+    runs += [
+        (s, attack, g, seed)
+        for s, g, chosen, n in rows
+        for attack in (None, *chosen)
+        for seed in range(n)
+    ]
     played.play(list(dict.fromkeys(runs)), jobs)
     told = [_row(played, *row) for row in rows]
     defaults = [played.result(run) for run in runs if run[2] == DEFAULT]
-    return {**_figures(told, played, settings, seeds), **_honest(defaults), "seeds": seeds, "table": told}
+    return {
+        **_figures(told, played, settings, seeds),
+        **_honest(defaults),
+        "seeds": seeds,
+        "table": told,
+    }
 
 
-def _row(played: Played, setting: Setting, aggregation: str, attacks: list[str], seeds: int) -> dict[str, Any]:
+def _row(
+    played: Played, setting: Setting, aggregation: str, attacks: list[str], seeds: int
+) -> dict[str, Any]:
     clean = played.accuracy(setting, None, aggregation, seeds)
-    shares = {attack: played.accuracy(setting, attack, aggregation, seeds) / clean for attack in attacks}
+    shares = {
+        attack: played.accuracy(setting, attack, aggregation, seeds) / clean for attack in attacks
+    }
     told = {"setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
     row = {**asdict(setting), **told}
     print(_line(row), flush=True)
@@ -289,7 +345,9 @@ def _honest(results: list[Result]) -> dict[str, float]:
     }
 
 
-def _figures(rows: list[dict[str, Any]], played: Played, settings: list[Setting], seeds: int) -> dict[str, float]:
+def _figures(
+    rows: list[dict[str, Any]], played: Played, settings: list[Setting], seeds: int
+) -> dict[str, float]:
     defaults = [row for row in rows if row["aggregation"] == DEFAULT]
     clean = {g: [played.accuracy(s, None, g, seeds) for s in settings] for g in (DEFAULT, "fedavg")}
     return {
@@ -312,15 +370,27 @@ def honest_tasks(rounds: int) -> dict[str, Any]:
     """What the learnt limit does to honest updates, task by task, in a short run of each by the default."""
     told = {}
     for path in sorted((Path(__file__).parents[1] / "experiments" / "tasks").glob("*.toml")):
-        table = merged(read_experiment(path), {"train": {"rounds": rounds}, "record": {"every": rounds}})
+        table = merged(
+            read_experiment(path), {"train": {"rounds": rounds}, "record": {"every": rounds}}
+        )
         summaries = [record.summary for record in Simulator(resolve(table)).run()]
         reasons = [refusal.reason for summary in summaries for refusal in summary.refusals]
         refused = sum(not reason.endswith("-cut") for reason in reasons)
         reports = sum(len(summary.accepted) for summary in summaries)
-        told[path.stem] = {"reports": reports, "shortened": reasons.count("update-cut"), "refused": refused}
+        told[path.stem] = {
+            "reports": reports,
+            "shortened": reasons.count("update-cut"),
+            "refused": refused,
+        }
         print(path.stem, told[path.stem], flush=True)
-    total = {key: sum(row[key] for row in told.values()) for key in ("reports", "shortened", "refused")}
-    return {"total": total, "shortened_share": total["shortened"] / max(total["reports"], 1), "tasks": told}
+    total = {
+        key: sum(row[key] for row in told.values()) for key in ("reports", "shortened", "refused")
+    }
+    return {
+        "total": total,
+        "shortened_share": total["shortened"] / max(total["reports"], 1),
+        "tasks": told,
+    }
 
 
 def _worst(rows: list[dict[str, Any]], devices: int, attacks: Collection[str] = ()) -> float:
@@ -347,8 +417,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--quick", action="store_true", help="a few attacks, two seeds, everybody takes part")
-    parser.add_argument("--tasks", type=int, metavar="ROUNDS", help="count what happens to honest updates on all tasks")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few attacks, two seeds, everybody takes part"
+    )
+    parser.add_argument(
+        "--tasks",
+        type=int,
+        metavar="ROUNDS",
+        help="count what happens to honest updates on all tasks",
+    )
     options = parser.parse_args()
     if options.tasks:
         counted = honest_tasks(options.tasks)

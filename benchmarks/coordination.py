@@ -16,10 +16,10 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from fedkeep.core.coordination import Greedy, LabelLimits
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.holdings import frequent, largest_per_row
-from fedkeep.core.plan import Plan, make_plan
+from fedkeep.core.planning.assignment import frequent, largest_per_row
+from fedkeep.core.planning.greedy import Greedy, LabelLimits
+from fedkeep.core.planning.plan import Plan, make_plan
+from fedkeep.core.planning.profiles import FleetProfiles
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments"))
 from lab.exact import Exact, Problem
@@ -30,7 +30,9 @@ UNDER_9D = "optimum under (9d), tenth"
 KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "all labels": lambda rng, n: rng.random((n, LABELS)),
     "half the labels": lambda rng, n: rng.random((n, LABELS)) * (rng.random((n, LABELS)) < 0.5),
-    "skewed": lambda rng, n: rng.dirichlet(np.full(LABELS, 0.5), n) * rng.lognormal(0, 1, n)[:, None],
+    "skewed": lambda rng, n: (
+        rng.dirichlet(np.full(LABELS, 0.5), n) * rng.lognormal(0, 1, n)[:, None]
+    ),
 }
 """What devices see: everything at random, some of it, or few labels much and at very different rates."""
 
@@ -42,26 +44,26 @@ class Relaxed(LabelLimits):
     For comparison only: rounding forgets the minimum of holders that the fractions met.
     """
 
-    def plan(self, fleet: Fleet) -> Plan:
+    def plan(self, fleet: FleetProfiles) -> Plan:
         problem = Problem(fleet, self)
         fractions = np.zeros(fleet.velocities.shape)
         fractions[problem.rows, problem.labels] = problem.solve(relaxed=True)[problem.held]
         held = largest_per_row(fractions, self.of_devices(fleet))
         return self.settle(fleet, frequent(fleet, held))
 
-    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - knows no history
+    def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:  # noqa: ARG002 - knows no history
         return self.plan(fleet)
 
 
-def random_fleet(seed: int) -> Fleet:
+def random_fleet(seed: int) -> FleetProfiles:
     """One of the fleets; the kinds take turns."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(6, 16))
     velocities = list(KINDS.values())[seed % len(KINDS)](rng, devices)
-    return Fleet.numbered(rng.integers(5, 51, devices), velocities)
+    return FleetProfiles.numbered(rng.integers(5, 51, devices), velocities)
 
 
-def objective(plan: Plan, fleet: Fleet) -> float:
+def objective(plan: Plan, fleet: FleetProfiles) -> float:
     return float((plan.quotas * fleet.velocities).sum())
 
 
@@ -84,14 +86,16 @@ class EvenProblem(Problem):
         return -float(self.objective() @ self.solve())
 
 
-def random_labels(fleet: Fleet) -> Plan:
+def random_labels(fleet: FleetProfiles) -> Plan:
     """Greedy with made-up rates: within the limits, yet blind."""
     rates = np.random.default_rng(0).random(fleet.velocities.shape) * (fleet.velocities > 0)
-    blind = Greedy(LIMIT, LIMIT, improve_up_to=0).plan(Fleet(fleet.devices, fleet.capacities, rates))
+    blind = Greedy(LIMIT, LIMIT, improve_up_to=0).plan(
+        FleetProfiles(fleet.devices, fleet.capacities, rates)
+    )
     return make_plan(fleet, frequent(fleet, blind.quotas > 0))
 
 
-def measure(fleet: Fleet, *, with_9d: bool) -> dict[str, tuple[float, int]]:
+def measure(fleet: FleetProfiles, *, with_9d: bool) -> dict[str, tuple[float, int]]:
     """Per row of the table: the objective over the optimum, and the holders missing beyond the optimum's."""
     exact = Exact(LIMIT, LIMIT).plan(fleet)
     best, fewest = objective(exact, fleet), lacking(exact)
@@ -104,8 +108,14 @@ def measure(fleet: Fleet, *, with_9d: bool) -> dict[str, tuple[float, int]]:
     }
     if with_9d:
         plans[UNDER_9D] = Exact(LIMIT, LIMIT, unbiased=True, seconds=600).plan(fleet)
-    rows = {name: (objective(plan, fleet) / best, lacking(plan) - fewest) for name, plan in plans.items()}
-    even = objective(plans["greedy, even slots"], fleet) / EvenProblem(fleet, LabelLimits(LIMIT, LIMIT)).best()
+    rows = {
+        name: (objective(plan, fleet) / best, lacking(plan) - fewest)
+        for name, plan in plans.items()
+    }
+    even = (
+        objective(plans["greedy, even slots"], fleet)
+        / EvenProblem(fleet, LabelLimits(LIMIT, LIMIT)).best()
+    )
     rows["greedy, even slots / best even"] = (even, rows["greedy, even slots"][1])
     return rows
 
@@ -115,7 +125,7 @@ def plan_a_million(devices: int, labels: int) -> tuple[float, float, float]:
     rng = np.random.default_rng(0)
     velocities = rng.random((devices, labels), dtype=np.float32)
     velocities[velocities < 0.8] = 0
-    fleet = Fleet.numbered(rng.integers(5, 51, devices), velocities)
+    fleet = FleetProfiles.numbered(rng.integers(5, 51, devices), velocities)
     started, worked = perf_counter(), process_time()
     plan = Greedy(clients_per_label=devices // 1000, labels_per_client=5).plan(fleet)
     seconds, worked = perf_counter() - started, process_time() - worked
@@ -126,7 +136,9 @@ def plan_a_million(devices: int, labels: int) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--quick", action="store_true", help="20 fleets, and a tenth of the devices")
+    parser.add_argument(
+        "--quick", action="store_true", help="20 fleets, and a tenth of the devices"
+    )
     options = parser.parse_args()
     seconds, worked, peak = plan_a_million(100_000 if options.quick else 1_000_000, 100)
     count = 20 if options.quick else 200

@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.types import FloatArray, IntArray, Profile
 from fedkeep.flower.codec import decode_encrypted_profile, encode
 from fedkeep.keyholder.sealing import seal
 from fedkeep.keyholder.service import AskKey, AskPlan, KeyReply, KeyService
-from fedkeep.link.addresses import Address
-from fedkeep.link.messages import EncryptedProfiled, ProfileRequest
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.protocol.addresses import Address
+from fedkeep.protocol.messages import EncryptedProfiled, ProfileRequest
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
@@ -59,8 +59,12 @@ def sealed(devices: int, labels: int) -> Run:
     issued: Any = service.answer(to_bytes(AskKey()), "benchmark")
     request = ProfileRequest(issued.key, issued.nonce)
     profiles = [Profile(int(capacities[device]), velocities[device]) for device in range(devices)]
-    answers, sealing = timed(lambda: [seal(issued.key, replace(request, device=d), p) for d, p in enumerate(profiles)])
-    contents = [encode(EncryptedProfiled(answer, issued.nonce, d)) for d, answer in enumerate(answers)]
+    answers, sealing = timed(
+        lambda: [seal(issued.key, replace(request, device=d), p) for d, p in enumerate(profiles)]
+    )
+    contents = [
+        encode(EncryptedProfiled(answer, issued.nonce, d)) for d, answer in enumerate(answers)
+    ]
 
     def relay() -> bytes:
         read = (decode_encrypted_profile(content, labels) for content in contents)
@@ -70,8 +74,10 @@ def sealed(devices: int, labels: int) -> Run:
     question, relaying = timed(relay)
     reply, planning = timed(lambda: to_bytes(service.answer(question, "benchmark")))
     plan, following = timed(lambda: from_bytes(reply, KeyReply).plan)
-    plain, clear = timed(lambda: Greedy().plan(Fleet.numbered(capacities, velocities)))
-    equal = bool((plan.quotas == plain.quotas).all() and (plan.label_weights == plain.label_weights).all())
+    plain, clear = timed(lambda: Greedy().plan(FleetProfiles.numbered(capacities, velocities)))
+    equal = bool(
+        (plan.quotas == plain.quotas).all() and (plan.label_weights == plain.label_weights).all()
+    )
     return {
         "device_bytes": len(answers[0]),
         "device_s": sealing / devices,
@@ -121,17 +127,25 @@ def jobs(quick: bool) -> Iterator[tuple[str, tuple[int, int], Callable[[int, int
         return
     from lab.encrypted_order import COARSE, Scheme
 
-    for way, scheme in (("CKKS, coarse", COARSE),) if quick else (("CKKS, coarse", COARSE), ("CKKS, full", Scheme())):
+    for way, scheme in (
+        (("CKKS, coarse", COARSE),)
+        if quick
+        else (("CKKS, coarse", COARSE), ("CKKS, full", Scheme()))
+    ):
         yield from ((way, size, partial(encrypted, scheme)) for size in (QUICK if quick else CKKS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small fleets, and of CKKS the coarse scheme only")
+    parser.add_argument(
+        "--quick", action="store_true", help="small fleets, and of CKKS the coarse scheme only"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     runs = []
-    print("way           devices labels   a device: bytes         s   server: s   plan: s   plain: s  equal")
+    print(
+        "way           devices labels   a device: bytes         s   server: s   plan: s   plain: s  equal"
+    )
     for way, size, measure in jobs(options.quick):
         run = {"way": way, "devices": size[0], "labels": size[1], **measure(*size)}
         runs.append(run)

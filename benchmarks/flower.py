@@ -25,8 +25,16 @@ sys.path.insert(0, str(ROOT))
 from fedkeep.core.types import LocalTraining, Report, TrainOrder  # noqa: E402
 from fedkeep.deploy.local_fleet import free_port  # noqa: E402
 from fedkeep.flower import codec  # noqa: E402
-from fedkeep.link.messages import Participate, Reported  # noqa: E402
-from tests.flower.real_fleet import APP, RealFleet, Simulation, agent_answers, start_agent, start_nodes, wait_until  # noqa: E402
+from fedkeep.protocol.messages import Participate, Reported  # noqa: E402
+from tests.flower.real_fleet import (  # noqa: E402
+    APP,
+    RealFleet,
+    Simulation,
+    agent_answers,
+    start_agent,
+    start_nodes,
+    wait_until,
+)
 
 FEDAVG = ROOT / "benchmarks" / "fedavg_app"
 PARAMETERS = 310
@@ -36,9 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two nodes and three rounds")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--agents", action="store_true", help="also ODE against a random store, with agents")
+    parser.add_argument(
+        "--agents", action="store_true", help="also ODE against a random store, with agents"
+    )
     parser.add_argument("--secure", action="store_true", help="also rounds by secure sums")
-    parser.add_argument("--simulation", type=int, default=0, metavar="NODES", help="also Flower's simulation")
+    parser.add_argument(
+        "--simulation", type=int, default=0, metavar="NODES", help="also Flower's simulation"
+    )
     options = parser.parse_args()
     nodes, rounds = (2, 3) if options.quick else (4, 8)
     figures: dict[str, float] = compare_rounds(nodes, rounds) | message_bytes()
@@ -56,29 +68,45 @@ def main() -> None:
 
 def compare_rounds(nodes: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round, the first left out, with simulated devices on both sides."""
-    with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        RealFleet.private(Path(name) / "fleet", nodes) as fleet,
+    ):
         fleet.start_superlink()
         fleet.register()
         start_nodes(fleet, nodes, **{"state-dir": f"{name}/devices"})
         stock = fleet.run(FEDAVG, {"rounds": rounds, "devices": nodes}, timeout=1800)
         settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
-        ours = fleet.run(APP, {**settings, "rounds.min-devices": nodes, "rounds.deadline": 600.0}, timeout=1800)
+        ours = fleet.run(
+            APP, {**settings, "rounds.min-devices": nodes, "rounds.deadline": 600.0}, timeout=1800
+        )
     theirs = median(float(s) for s in re.findall(r"round \d+ seconds ([0-9.]+)", stock)[2:])
     mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", ours)[1:])
-    return {"fedavg_seconds_a_round": theirs, "fedkeep_seconds_a_round": mine, "fedavg_over_fedkeep": theirs / mine}
+    return {
+        "fedavg_seconds_a_round": theirs,
+        "fedkeep_seconds_a_round": mine,
+        "fedavg_over_fedkeep": theirs / mine,
+    }
 
 
 def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
     """Median seconds of a round in the clear and of one by a secure sum, the first left out."""
     seconds = {}
-    with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        RealFleet.private(Path(name) / "fleet", nodes) as fleet,
+    ):
         fleet.start_superlink()
         fleet.register()
         start_nodes(fleet, nodes, **{"state-dir": f"{name}/devices"})
         settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
         rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
         for kind, secure in (("clear", False), ("secure", True)):
-            said = fleet.run(APP, {**settings, **rest, "privacy.secure-sum": secure, "state.run": kind}, timeout=1800)
+            said = fleet.run(
+                APP,
+                {**settings, **rest, "privacy.secure-sum": secure, "state.run": kind},
+                timeout=1800,
+            )
             seconds[kind] = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said)[1:])
     return {f"{kind}_seconds_a_round": s for kind, s in seconds.items()} | {
         "secure_over_clear": seconds["secure"] / seconds["clear"]
@@ -91,16 +119,24 @@ def message_bytes() -> dict[str, float]:
     order = codec.encode(Participate(TrainOrder(0, vector, vector, LocalTraining(0.1, 1))))
     report = codec.encode(Reported(Report(0, vector, 1.0, 1, 1, vector, 1)))
     down, up = (
-        sum(len(array.data) for array in content.array_records[codec.ARRAYS].values()) for content in (order, report)
+        sum(len(array.data) for array in content.array_records[codec.ARRAYS].values())
+        for content in (order, report)
     )
-    return {"bytes_down": float(down), "bytes_up": float(up), "bytes_of_the_model": 4.0 * PARAMETERS}
+    return {
+        "bytes_down": float(down),
+        "bytes_up": float(up),
+        "bytes_of_the_model": 4.0 * PARAMETERS,
+    }
 
 
 def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
     """Accuracy after the same rounds over agents that keep by ODE, and over agents that keep at random."""
     figures = {}
     for policy in ("ode", "reservoir"):
-        with tempfile.TemporaryDirectory() as name, RealFleet.private(Path(name) / "fleet", nodes) as fleet:
+        with (
+            tempfile.TemporaryDirectory() as name,
+            RealFleet.private(Path(name) / "fleet", nodes) as fleet,
+        ):
             fleet.start_superlink()
             fleet.register()
             for number in range(nodes):
@@ -124,10 +160,17 @@ def simulate(nodes: int, rounds: int) -> dict[str, float]:
             settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 0.1}
             rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
             began = time.monotonic()
-            said = fleet.call([*deployment.run_virtual(APP, {**settings, **rest}, nodes), "--stream"], timeout=3600)
+            said = fleet.call(
+                [*deployment.run_virtual(APP, {**settings, **rest}, nodes), "--stream"],
+                timeout=3600,
+            )
             seconds = time.monotonic() - began
     mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said))
-    return {"virtual_devices": float(nodes), "simulation_seconds": seconds, "simulation_seconds_a_round": mine}
+    return {
+        "virtual_devices": float(nodes),
+        "simulation_seconds": seconds,
+        "simulation_seconds_a_round": mine,
+    }
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeep.config.experiment import resolve
 from fedkeep.flower.client_app import device_number, make_client_app
 from fedkeep.flower.codec import decode_report, encode_all
 from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.link.messages import Participate
+from fedkeep.protocol.messages import Participate
 from fedkeep.sim.assembly import Assembly
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 APP = str(Path(__file__).resolve().parents[1] / "examples" / "flower_app")
 sys.path.append(APP)
@@ -50,7 +50,11 @@ def simulated(rounds: int) -> list[float]:
 def flower(rounds: int, *, stock: bool) -> list[float]:
     """Seconds a round in Flower's simulation after a first one, in which its actors start."""
     with TemporaryDirectory() as home:
-        os.environ |= {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        os.environ |= {
+            "FLWR_HOME": home,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         os.environ["PYTHONPATH"] = os.pathsep.join([APP, os.environ.get("PYTHONPATH", "")])
         from flwr.simulation import run_simulation
@@ -63,7 +67,9 @@ def flower(rounds: int, *, stock: bool) -> list[float]:
         def main(grid: Grid, context: Context) -> None:  # noqa: ARG001
             seconds.extend(_play(grid, rounds, exchange))
 
-        run_simulation(app, client_app(), DEVICES, backend_config={"client_resources": {"num_cpus": 1}})
+        run_simulation(
+            app, client_app(), DEVICES, backend_config={"client_resources": {"num_cpus": 1}}
+        )
     return seconds
 
 
@@ -88,7 +94,9 @@ def _play(grid: Grid, rounds: int, exchange: Exchange) -> Iterable[float]:
     parts = Simulator(resolve(TABLE)).parts
     while len(nodes := sorted(grid.get_node_ids())) < DEVICES:
         sleep(0.1)
-    return [_timed(lambda: _play_round(grid, parts, nodes, exchange)) for _ in range(1 + rounds)][1:]
+    return [_timed(lambda: _play_round(grid, parts, nodes, exchange)) for _ in range(1 + rounds)][
+        1:
+    ]
 
 
 def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchange) -> None:
@@ -97,12 +105,16 @@ def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchang
     orders = server.open_round(server.select(server.round, range(DEVICES), PARTICIPANTS))
     messages = [
         Message(content, nodes[device], MessageType.TRAIN, group_id=str(server.round))
-        for device, content in zip(orders, encode_all(map(Participate, orders.values())), strict=True)
+        for device, content in zip(
+            orders, encode_all(map(Participate, orders.values())), strict=True
+        )
     ]
     parameters = len(server.model) + parts.learner.gradient_size
     devices = {nodes[device]: device for device in orders}
     for reply in exchange(grid, messages):
-        server.receive(devices[reply.metadata.src_node_id], decode_report(reply.content, parameters))
+        server.receive(
+            devices[reply.metadata.src_node_id], decode_report(reply.content, parameters)
+        )
     if missing := server.close_round().missing:
         raise RuntimeError(f"devices {missing} did not answer")
 

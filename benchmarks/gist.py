@@ -25,18 +25,18 @@ import torch
 from valuation import Task, forward_pass, har_dnn, interleaved  # type: ignore[import-not-found] # beside this script
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import Window
+from fedkeep.core.estimators import GradientAccumulator
 from fedkeep.core.gist import Encoding, GistOptions
-from fedkeep.core.policies.draw import Draw
+from fedkeep.core.policies.draw import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder, Vector
 from fedkeep.learn import torch_models
 from fedkeep.learn.models import learner_for
-from fedkeep.link.messages import Participate, Reported
-from fedkeep.link.wire import to_bytes
+from fedkeep.protocol.messages import Participate, Reported
+from fedkeep.protocol.wire import to_bytes
 
 ARRIVALS = 32
 LOCAL = LocalTraining(learning_rate=0.01, epochs=5)
@@ -54,7 +54,13 @@ class Stored:
 
 TASKS = {
     "softmax": Stored(
-        Task("softmax", lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)), (60,), 10), 10
+        Task(
+            "softmax",
+            lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(60, 10)),
+            (60,),
+            10,
+        ),
+        10,
     ),
     "mlp": Stored(Task("mlp", har_dnn, (900,), 5), 5),
     "lenet": Stored(Task("lenet", torch_models.lenet, (1, 28, 28), 10), 5),
@@ -67,7 +73,9 @@ class Bench:
 
     def __init__(self, stored: Stored) -> None:
         self.task, self.capacity = stored.task, stored.capacity
-        self.learner: FleetLearner = learner_for(self.task.model, self.task.shape, self.task.classes)
+        self.learner: FleetLearner = learner_for(
+            self.task.model, self.task.shape, self.task.classes
+        )
         self._rng, self._ids = np.random.default_rng(0), count()
         first = self.learner.initial(0)
         self.models = [first, first + np.float32(0.01) * self.learner.initial(1)]
@@ -87,7 +95,7 @@ class Bench:
             after_use=AfterUse("renew"),
             gist=gist,
         )
-        made.install(self.models[0])
+        made.set_model(self.models[0])
         return made
 
     def order(self, round_: int, direction: Vector | None = None) -> TrainOrder:
@@ -97,7 +105,7 @@ class Bench:
 
 def participations(bench: Bench, repetitions: int) -> float:
     """A participation with a local gist over one without, each after a window of arrivals, which is not timed."""
-    devices = [bench.device(Draw(), gist) for gist in (LOCALLY, NONE)]
+    devices = [bench.device(BalancedReservoir(), gist) for gist in (LOCALLY, NONE)]
     taken: list[list[float]] = [[], []]
     for round_ in range(repetitions + 2):
         batch, order = bench.arrivals(), bench.order(round_)
@@ -113,7 +121,10 @@ def participations(bench: Bench, repetitions: int) -> float:
 def arrivals(bench: Bench, repetitions: int) -> dict[str, float]:
     """Arrivals counted for a gist, over a forward pass and over ODE's value."""
     batch, model = bench.arrivals(), bench.models[0]
-    probe, window = bench.learner.probe(model), Window(bench.learner.gradient_size, bench.task.classes)
+    probe, window = (
+        bench.learner.probe(model),
+        GradientAccumulator(bench.learner.gradient_size, bench.task.classes),
+    )
     direction = bench.models[1][-bench.learner.gradient_size :]
 
     def counted() -> None:
@@ -136,15 +147,19 @@ def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> int:
         device.observe(bench.arrivals(), float(round_))
         order = bench.order(round_, direction)
         report = device.participate(order)
-        direction, sent = report.local_gradient, len(to_bytes(Participate(order))) + len(to_bytes(Reported(report)))
+        direction, sent = (
+            report.local_gradient,
+            len(to_bytes(Participate(order))) + len(to_bytes(Reported(report))),
+        )
     return sent
 
 
 def wire(bench: Bench) -> dict[str, float]:
-    averaging = wire_bytes(bench, Draw(), NONE)
+    averaging = wire_bytes(bench, BalancedReservoir(), NONE)
     return {
-        "wire_local_over_fedavg": wire_bytes(bench, Draw(), LOCALLY) / averaging,
-        "wire_shared_over_ode": wire_bytes(bench, Draw(), SHARED) / wire_bytes(bench, Ode(), NONE),
+        "wire_local_over_fedavg": wire_bytes(bench, BalancedReservoir(), LOCALLY) / averaging,
+        "wire_shared_over_ode": wire_bytes(bench, BalancedReservoir(), SHARED)
+        / wire_bytes(bench, Ode(), NONE),
     }
 
 
@@ -152,35 +167,55 @@ def footprint(bench: Bench) -> dict[str, float]:
     """Bytes that a device has for its gist, as it snapshots them after two participations."""
     sizes = {}
     for encoding in ENCODINGS:
-        device = bench.device(Draw(), GistOptions("local", encoding=encoding))
+        device = bench.device(BalancedReservoir(), GistOptions("local", encoding=encoding))
         for round_ in range(2):
             device.observe(bench.arrivals(), float(round_))
             device.participate(bench.order(round_))
         state = device.snapshot()
-        sizes[f"bytes_{encoding}"] = float(sum(array.nbytes for name, array in state.items() if name[:5] == "gist."))
-    ram = {"window": state["window.sum"].nbytes, "gist": sizes["bytes_float32"], "anchor": state["model"].nbytes}
+        sizes[f"bytes_{encoding}"] = float(
+            sum(array.nbytes for name, array in state.items() if name[:5] == "gist.")
+        )
+    ram = {
+        "window": state["window.sum"].nbytes,
+        "gist": sizes["bytes_float32"],
+        "anchor": state["model"].nbytes,
+    }
     return sizes | {f"ram_{name}": float(size) for name, size in ram.items()}
 
 
 def measure(stored: Stored, repetitions: int) -> dict[str, float]:
     bench = Bench(stored)
-    times = {"participation_over_plain": participations(bench, repetitions), **arrivals(bench, repetitions)}
+    times = {
+        "participation_over_plain": participations(bench, repetitions),
+        **arrivals(bench, repetitions),
+    }
     return times | wire(bench) | footprint(bench)
 
 
-TARGETS = {"participation_over_plain": "<= 2", "arrival_over_ode": "<= 1", "wire_local_over_fedavg": "1.00"}
+TARGETS = {
+    "participation_over_plain": "<= 2",
+    "arrival_over_ode": "<= 1",
+    "wire_local_over_fedavg": "1.00",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="where to write the figures, by model")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = {name: measure(stored, 10 if options.quick else 300) for name, stored in TASKS.items()}
+    results = {
+        name: measure(stored, 10 if options.quick else 300) for name, stored in TASKS.items()
+    }
     print(f"{'':24}" + "".join(f"{name:>12}" for name in results))
     for key in results["softmax"]:
-        figures = "".join(f"{row[key]:12.2f}" if "over" in key else f"{row[key]:12,.0f}" for row in results.values())
+        figures = "".join(
+            f"{row[key]:12.2f}" if "over" in key else f"{row[key]:12,.0f}"
+            for row in results.values()
+        )
         print(f"{key:24}{figures}   {TARGETS.get(key, '')}".rstrip())
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

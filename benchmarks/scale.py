@@ -25,7 +25,9 @@ MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
 
 def lengths(name: str, shape: tuple[int, ...], classes: int) -> tuple[int, int]:
     """The length of a model, and of a gradient over the last layer alone."""
-    return learner_for(name, shape, classes).size, learner_for(name, shape, classes, last_layers=1).gradient_size
+    return learner_for(name, shape, classes).size, learner_for(
+        name, shape, classes, last_layers=1
+    ).gradient_size
 
 
 def memory(devices: int, length: int) -> float:
@@ -71,7 +73,9 @@ def main() -> None:
     for length in (850, 4_000):
         key = f"merge_{length}_seconds"
         figures[key] = merge_seconds(devices, devices // 20, length)
-        print(f"merging {devices // 20} of {devices} estimates of {length}: {figures[key]:.2f} s of the processor")
+        print(
+            f"merging {devices // 20} of {devices} estimates of {length}: {figures[key]:.2f} s of the processor"
+        )
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")
 

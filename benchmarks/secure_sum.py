@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "flower_app")]
 
 from fedkeep.flower.rounds import RoundOptions  # noqa: E402
-from fedkeep.privacy.fixed_point import WORD  # noqa: E402
-from fedkeep.privacy.secure_sum import MaskingDevice, SumServer  # noqa: E402
+from fedkeep.privacy.secagg.fixed_point import WORD  # noqa: E402
+from fedkeep.privacy.secagg.protocol import AggregationSession, MaskingDevice  # noqa: E402
 from tests.flower.in_process import InProcessGrid  # noqa: E402
 from tests.flower.small_fleet import SmallFleet  # noqa: E402
 
@@ -36,7 +36,7 @@ def measure(count: int, size: int) -> dict[str, float]:
     threshold, dropped = count * 2 // 3 + 1, count // 10
     words = np.arange(size, dtype=WORD)
     devices = {i: MaskingDevice(i, b"benchmark", threshold, words.tobytes()) for i in range(count)}
-    server = SumServer(b"benchmark", threshold, size)
+    server = AggregationSession(b"benchmark", threshold, size)
     start = time.process_time()
     roster = server.open({i: device.keys() for i, device in devices.items()}).keys
     sent = {i: device.share(roster) for i, device in devices.items()}
@@ -56,7 +56,9 @@ def measure(count: int, size: int) -> dict[str, float]:
         "devices": count,
         "words": size,
         "dropped": dropped,
-        "device_s": (shared - start) / count + (masked - shared) / left + (unmasked - masked) / left,
+        "device_s": (shared - start) / count
+        + (masked - shared) / left
+        + (unmasked - masked) / left,
         "device_kB": (sum(map(len, sent[0].envelopes.values())) + WORD.itemsize * size) / 1e3,
         "clear_kB": WORD.itemsize * size / 1e3,
         "server_s": ended - unmasked,
@@ -81,7 +83,14 @@ class CountingGrid(InProcessGrid):
 
 def play(devices: int, features: int, rounds: int, *, secure: bool) -> dict[str, float]:
     """CPU seconds and bytes a round and device, after a first round."""
-    task = {"name": "embedded", "devices": devices, "smallest": 60, "largest": 120, "features": features, "labels": 10}
+    task = {
+        "name": "embedded",
+        "devices": devices,
+        "smallest": 60,
+        "largest": 120,
+        "features": features,
+        "labels": 10,
+    }
     table = {"task": task, "privacy": {"secure_sum": secure}}
     options = RoundOptions(participation=1.0, deadline=600.0, quorum=0.0)
     fleet = SmallFleet(devices=devices, rounds=rounds + 1, options=options, table=table)
@@ -102,7 +111,11 @@ def compare(devices: int, features: int, rounds: int) -> dict[str, float]:
     clear, secure = (play(devices, features, rounds, secure=secure) for secure in (False, True))
     figures: dict[str, float] = {"devices": devices, "parameters": 10 * (features + 1)}
     for name, value in clear.items():
-        figures |= {f"clear_{name}": value, f"secure_{name}": secure[name], f"{name}_ratio": secure[name] / value}
+        figures |= {
+            f"clear_{name}": value,
+            f"secure_{name}": secure[name],
+            f"{name}_ratio": secure[name] / value,
+        }
     return figures
 
 
@@ -130,7 +143,10 @@ def main() -> None:
             f"{r['devices']:7} {r['words']:6} {r['dropped']:8} {r['device_s']:12.3f} {r['device_kB']:7.1f}"
             f" {r['clear_kB']:16.1f} {r['server_s']:10.2f}"
         )
-    compared = [compare(*size, rounds=2 if options.quick else 5) for size in (ROUNDS[:1] if options.quick else ROUNDS)]
+    compared = [
+        compare(*size, rounds=2 if options.quick else 5)
+        for size in (ROUNDS[:1] if options.quick else ROUNDS)
+    ]
     print_rounds(compared)
     if options.json:
         options.json.write_text(json.dumps({"sums": runs, "rounds": compared}, indent=1) + "\n")

@@ -29,20 +29,32 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.ports import FleetLearner, Job, Measurements
+from fedkeep.core.protocols import FleetLearner, PerSampleGradients, TrainingJob
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import Batch, LocalTraining, Scores, Vector
 from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.learn import torch_models
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 WARM_UP = 100
 TASKS: dict[str, dict[str, Any]] = {
-    "ic": {"task": {"name": "fashion-mnist"}, "storage": {"capacity": 5}, "train": {"participation": 0.1, "epochs": 2}},
-    "har": {"task": {"name": "har"}, "storage": {"capacity": 5}, "train": {"participation": 0.065, "epochs": 5}},
-    "st": {"task": {"name": "synthetic"}, "storage": {"capacity": 10}, "train": {"participation": 0.05, "epochs": 5}},
+    "ic": {
+        "task": {"name": "fashion-mnist"},
+        "storage": {"capacity": 5},
+        "train": {"participation": 0.1, "epochs": 2},
+    },
+    "har": {
+        "task": {"name": "har"},
+        "storage": {"capacity": 5},
+        "train": {"participation": 0.065, "epochs": 5},
+    },
+    "st": {
+        "task": {"name": "synthetic"},
+        "storage": {"capacity": 10},
+        "train": {"participation": 0.05, "epochs": 5},
+    },
 }
 
 
@@ -67,7 +79,7 @@ class Work:
 
     calls: list[list[Measured]] = field(default_factory=list)
     """What was measured in one call each."""
-    trained: list[tuple[Vector, Sequence[Job], LocalTraining]] = field(default_factory=list)
+    trained: list[tuple[Vector, Sequence[TrainingJob], LocalTraining]] = field(default_factory=list)
 
     @property
     def measured(self) -> list[Measured]:
@@ -82,10 +94,10 @@ class Work:
 class Noted:
     """Measurements that note down what they are asked for."""
 
-    def __init__(self, inner: Measurements, note: Measured) -> None:
+    def __init__(self, inner: PerSampleGradients, note: Measured) -> None:
         self._inner, self._note = inner, note
 
-    def inner(self, other: Measurements) -> Scores:
+    def inner(self, other: PerSampleGradients) -> Scores:
         same = of_kind(Noted, other)
         self._note.likened.append(same._note)
         return self._inner.inner(same._inner)
@@ -133,7 +145,10 @@ class NotingLearner:
     def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Noted]:
         notes = [Measured(model, batch) for model, batch in zip(models, batches, strict=True)]
         self.work.calls.append(notes)
-        return [Noted(*each) for each in zip(self.inner.measure_many(models, batches), notes, strict=True)]
+        return [
+            Noted(*each)
+            for each in zip(self.inner.measure_many(models, batches), notes, strict=True)
+        ]
 
     def train_many(self, *work: Any) -> list[Vector]:
         self.work.trained.append(work)
@@ -141,7 +156,10 @@ class NotingLearner:
 
 
 def simulator_of(task: str, last_layers: int | None = None, policy: str = "ode") -> Simulator:
-    table = TASKS[task] | {"policy": {"name": policy}, "model": {"last_layers": last_layers} if last_layers else {}}
+    table = TASKS[task] | {
+        "policy": {"name": policy},
+        "model": {"last_layers": last_layers} if last_layers else {},
+    }
     simulator = Simulator(resolve(table))
     play(simulator, WARM_UP)
     return simulator
@@ -171,7 +189,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 def bare(learner: FleetLearner, work: Work) -> None:
     """The work alone, in the same batches and calls."""
-    known: dict[int, Measurements] = {}
+    known: dict[int, PerSampleGradients] = {}
     for call in work.calls:
         found = learner.measure_many([each.model for each in call], [each.batch for each in call])
         for each, measured in zip(call, found, strict=True):
@@ -181,7 +199,9 @@ def bare(learner: FleetLearner, work: Work) -> None:
         learner.train_many(*round_)
 
 
-def ask(each: Measured, measured: Measurements, likened: Sequence[Measurements]) -> None:
+def ask(
+    each: Measured, measured: PerSampleGradients, likened: Sequence[PerSampleGradients]
+) -> None:
     """Asks for what was asked for."""
     if each.mean:
         measured.mean_gradient()
@@ -215,7 +235,11 @@ def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> Non
 
 
 def train_one_by_one(
-    module: nn.Module, parameters: list[nn.Parameter], start: Vector, job: Job, local: LocalTraining
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    start: Vector,
+    job: TrainingJob,
+    local: LocalTraining,
 ) -> None:
     flat = torch.from_numpy(start.copy())
     for _ in range(local.epochs):
@@ -226,7 +250,9 @@ def train_one_by_one(
         flat = flat - local.learning_rate / float(job.weights.sum()) * step
 
 
-def sample_gradient(module: nn.Module, parameters: list[nn.Parameter], batch: Batch, i: int) -> torch.Tensor:
+def sample_gradient(
+    module: nn.Module, parameters: list[nn.Parameter], batch: Batch, i: int
+) -> torch.Tensor:
     x, y = torch.from_numpy(batch.x[i : i + 1]), torch.from_numpy(batch.y[i : i + 1])
     loss = nn.functional.cross_entropy(module(x), y)
     return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, parameters)])
@@ -287,7 +313,11 @@ def large_fleet(devices: int) -> Federation:
 def fleet_cost(arguments: tuple[int, int]) -> tuple[float, float]:
     """Processor seconds a round with twenty participants, and the peak memory in GB, in a process of its own."""
     devices, rounds = arguments
-    table = {"task": {"name": "embedded"}, "policy": {"name": "ode"}, "train": {"participation": 20 / devices}}
+    table = {
+        "task": {"name": "embedded"},
+        "policy": {"name": "ode"},
+        "train": {"participation": 20 / devices},
+    }
     simulator = Simulator(resolve(table), large_fleet(devices))
     for _ in range(10):
         simulator.play_round(evaluated=False)
@@ -337,7 +367,9 @@ TARGETS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and repetitions")
     arguments = parser.parse_args()

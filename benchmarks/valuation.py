@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.types import Batch, Vector
 from fedkeep.learn import torch_models
 from fedkeep.learn.models import learner_for
 
-Job = Callable[[], object]
+TrainingJob = Callable[[], object]
 BATCH_SIZES = (1, 32, 256)
 
 
@@ -47,7 +47,7 @@ TASKS = {
 }
 
 
-def forward_pass(task: Task, model: Vector, batch: Batch) -> Job:
+def forward_pass(task: Task, model: Vector, batch: Batch) -> TrainingJob:
     """The plain forward pass that everything is compared with."""
     module = task.factory().eval()
     nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
@@ -60,7 +60,7 @@ def forward_pass(task: Task, model: Vector, batch: Batch) -> Job:
     return run
 
 
-def valuation(learner: FleetLearner, model: Vector, batch: Batch) -> Job:
+def valuation(learner: FleetLearner, model: Vector, batch: Batch) -> TrainingJob:
     """Values and mean gradient of a batch under a model that the device already has."""
     probe = learner.probe(model)
     direction = learner.initial(1)[-learner.gradient_size :]
@@ -72,12 +72,14 @@ def valuation(learner: FleetLearner, model: Vector, batch: Batch) -> Job:
     return run
 
 
-def one_by_one(task: Task, model: Vector, batch: Batch) -> Job:
+def one_by_one(task: Task, model: Vector, batch: Batch) -> TrainingJob:
     """The same values and mean gradient, one sample after the other by backprop."""
     module = task.factory().eval()
     nn.utils.vector_to_parameters(torch.from_numpy(model), module.parameters())
     parameters = list(module.parameters())
-    direction = torch.from_numpy(np.random.default_rng(1).normal(size=model.size).astype(np.float32))
+    direction = torch.from_numpy(
+        np.random.default_rng(1).normal(size=model.size).astype(np.float32)
+    )
     x, y = torch.from_numpy(batch.x), torch.from_numpy(batch.y)
 
     def run() -> object:
@@ -92,7 +94,7 @@ def one_by_one(task: Task, model: Vector, batch: Batch) -> Job:
     return run
 
 
-def interleaved(jobs: dict[str, Job], repetitions: int) -> dict[str, float]:
+def interleaved(jobs: dict[str, TrainingJob], repetitions: int) -> dict[str, float]:
     """The median CPU seconds of each job, all run in turn: neighbours on the machine hardly count."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
@@ -118,13 +120,21 @@ def measure(task: Task, n: int, repetitions: int) -> dict[str, float]:
     jobs = {"forward": forward_pass(task, model, batch)}
     jobs |= {name: valuation(learner, model, batch) for name, learner in learners.items()}
     seconds = interleaved(jobs, repetitions)
-    slow = interleaved({"forward": jobs["forward"], "one_by_one": one_by_one(task, model, batch)}, 3)
+    slow = interleaved(
+        {"forward": jobs["forward"], "one_by_one": one_by_one(task, model, batch)}, 3
+    )
     ratios = {name: seconds[name] / seconds["forward"] for name in learners}
-    return {"forward": seconds["forward"], **ratios, "one_by_one": slow["one_by_one"] / slow["forward"]}
+    return {
+        "forward": seconds["forward"],
+        **ratios,
+        "one_by_one": slow["one_by_one"] / slow["forward"],
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="where to write the ratios")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()
@@ -136,7 +146,9 @@ def main() -> None:
         for n in BATCH_SIZES:
             row = measure(task, n, repetitions)
             head, full, slow = row["head"], row["full"], row["one_by_one"]
-            print(f"{name:8} {n:5} {row['forward'] * 1e3:11.3f} {head:6.2f}x {full:6.2f}x {slow:10.1f}x")
+            print(
+                f"{name:8} {n:5} {row['forward'] * 1e3:11.3f} {head:6.2f}x {full:6.2f}x {slow:10.1f}x"
+            )
         results |= {f"{name}_head_{n}": head, f"{name}_full_{n}": full, f"{name}_one_by_one": slow}
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -49,7 +49,11 @@ def _row(parameter: click.Parameter, context: click.Context) -> str | None:
     if record is None or parameter.name == "help":
         return None
     name, text = record
-    words = " ".join(text.removesuffix("[required]").split()) if isinstance(parameter, click.Argument) else text
+    words = (
+        " ".join(text.removesuffix("[required]").split())
+        if isinstance(parameter, click.Argument)
+        else text
+    )
     return f"| `{_cell(name)}` | {_cell(' '.join(words.split()))} |"
 
 

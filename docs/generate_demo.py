@@ -52,7 +52,9 @@ class Axes:
 
     def __init__(self, lines: Mapping[str, Curve]) -> None:
         self.last = max(max(curve) for curve in lines.values())
-        lowest = min(min(value for round_, value in curve.items() if round_) for curve in lines.values())
+        lowest = min(
+            min(value for round_, value in curve.items() if round_) for curve in lines.values()
+        )
         self.low, self.high = int(lowest * 20) / 20, 1.0
 
     def x(self, round_: float) -> float:
@@ -66,12 +68,18 @@ class Axes:
         for tenth in range(round(self.low * 10 + 0.49), 11):
             y = self.y(tenth / 10)
             parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-            parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10 * tenth} %</text>')
+            parts.append(
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10 * tenth} %</text>'
+            )
         for part in range(4):
             x = self.x(self.last * part / 3)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{self.last * part // 3}</text>')
+            parts.append(
+                f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{self.last * part // 3}</text>'
+            )
         middle = (LEFT + WIDTH - RIGHT) / 2
-        return "\n".join([*parts, f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">rounds</text>'])
+        return "\n".join(
+            [*parts, f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">rounds</text>']
+        )
 
 
 def draw(lines: Mapping[str, Curve]) -> str:
@@ -111,11 +119,16 @@ def printed(directory: Path) -> str:
 def main(directory: Path) -> None:
     FIGURE.parent.mkdir(exist_ok=True)
     FIGURE.write_text(draw(curves(directory)), encoding="utf-8")
-    README.write_text(TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(
+        TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8")),
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.stderr.write("name the folder that the demo wrote to, as in: python docs/generate_demo.py runs/demo\n")
+        sys.stderr.write(
+            "name the folder that the demo wrote to, as in: python docs/generate_demo.py runs/demo\n"
+        )
         sys.exit(2)
     main(Path(sys.argv[1]))

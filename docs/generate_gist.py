@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.estimators import Window
+from fedkeep.config.reference import keys_of
+from fedkeep.core.estimators import GradientAccumulator
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
 from fedkeep.core.types import FloatArray, Vector
-from fedkeep.keys import keys_of
 
 PAGE = Path(__file__).with_name("gist.md")
 FIGURE = Path(__file__).parent / "figures" / "gist.svg"
@@ -69,11 +69,13 @@ def case() -> Case:
     rng = np.random.default_rng(SEED)
     old = rng.standard_normal((ARRIVALS, 2))
     new = 0.9 * old + np.array([0.35, -0.25]) + 0.3 * rng.standard_normal((ARRIVALS, 2))
-    window = Window(2, 1)
+    window = GradientAccumulator(2, 1)
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", matched=False), 2).mend(kept, window, np.ones(1), None, moved=True)
+    mending = Gist(GistOptions("local", matched=False), 2).mend(
+        kept, window, np.ones(1), None, moved=True
+    )
     assert mending.correction is not None
     return Case(old, new, mending.correction.astype(np.float64))
 
@@ -127,7 +129,9 @@ def _before(worked: Case) -> list[str]:
         _arrow(1, store, whole),
         _square(*_at(1, store)),
         _diamond(*_at(1, whole), "gist"),
-        *_legend(1, _square(0, 0), "what the five say", _diamond(0, 0, "gist"), "what all sixty said"),
+        *_legend(
+            1, _square(0, 0), "what the five say", _diamond(0, 0, "gist"), "what all sixty said"
+        ),
     ]
 
 
@@ -141,13 +145,22 @@ def _after(worked: Case) -> list[str]:
         _arrow(2, store, store + worked.correction),
         _square(*_at(2, store)),
         _circle(*_at(2, store + worked.correction)),
-        *_legend(2, _circle(0, 0), "the five, and the arrow", _diamond(0, 0, "truth"), "what all sixty would say"),
+        *_legend(
+            2,
+            _circle(0, 0),
+            "the five, and the arrow",
+            _diamond(0, 0, "truth"),
+            "what all sixty would say",
+        ),
     ]
 
 
 def _words(panel: int, head: str, below: str) -> list[str]:
     x = 20 + panel * (PANEL + 10)
-    return [f'<text class="head" x="{x}" y="24">{head}</text>', f'<text class="small" x="{x}" y="44">{below}</text>']
+    return [
+        f'<text class="head" x="{x}" y="24">{head}</text>',
+        f'<text class="small" x="{x}" y="44">{below}</text>',
+    ]
 
 
 def _legend(panel: int, first: str, what: str, second: str, other: str) -> list[str]:
@@ -198,7 +211,10 @@ def _diamond(x: float, y: float, sign: str) -> str:
 
 def options() -> str:
     """The table of options, as the dataclass has them."""
-    rows = [f"| `{key.name}` | {key.takes} | {key.default} | {key.text} |" for key in keys_of(GistOptions)]
+    rows = [
+        f"| `{key.name}` | {key.takes} | {key.default} | {key.text} |"
+        for key in keys_of(GistOptions)
+    ]
     return "\n".join(["", "| key | takes | default | |", "|---|---|---|---|", *rows, "", ""])
 
 

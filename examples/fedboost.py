@@ -17,16 +17,16 @@ from typing import Literal
 
 import numpy as np
 
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.ports import Job, Measurements
+from fedkeep.core.protocols import PerSampleGradients, TrainingJob
 from fedkeep.core.seeds import generator
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Scores, Vector
-from fedkeep.data.synthetic import Embedded
+from fedkeep.data.synthetic import Demo
 from fedkeep.learn.backends import BatchMeasurements, FrozenModel, minibatches
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 _TINY = 1e-12
 """The least that a label is given: no loss is infinite."""
@@ -53,9 +53,13 @@ class FedBoost:
                 self._base = DenseLearner((prod(sample_shape), *file["hidden"].tolist(), classes))
                 self._models: AnyArray = file["models"]
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{predictors} holds no predictors, as arrays models and hidden: {error}") from error
+            raise DataError(
+                f"{predictors} holds no predictors, as arrays models and hidden: {error}"
+            ) from error
         if self._models.ndim != 2 or self._models.shape[1] != self._base.size:
-            raise DataError(f"{predictors} does not fit: a predictor of this data has {self._base.size} parameters")
+            raise DataError(
+                f"{predictors} does not fit: a predictor of this data has {self._base.size} parameters"
+            )
         if sampled is not None and not sampled > 0:
             raise ConfigError(f"model.sampled must be above 0, got {sampled}")
         self._sampled, self._sampling = sampled, sampling
@@ -70,13 +74,17 @@ class FedBoost:
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
 
-    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list["MixtureMeasurements"]:
+    def measure_many(
+        self, models: Sequence[Vector], batches: Sequence[Batch]
+    ) -> list["MixtureMeasurements"]:
         return [MixtureMeasurements(self, *pair) for pair in zip(models, batches, strict=True)]
 
-    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+    def train_many(
+        self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
+    ) -> list[Vector]:
         return [self.train(model, job, local) for job in jobs]
 
-    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+    def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
         first = alpha = np.maximum(model.astype(np.float64), _TINY)
         factors, given = self.drawn(alpha, job.seed), self.given(job.batch)
         for index in minibatches(len(job.batch), local, job.seed):
@@ -84,7 +92,9 @@ class FedBoost:
             if not weights.any() or not factors.any():
                 continue
             gradient = weights / weights.sum() @ slopes(given[index] * factors, alpha)
-            gradient += local.proximal * (alpha - first) + (0 if job.correction is None else job.correction)
+            gradient += local.proximal * (alpha - first) + (
+                0 if job.correction is None else job.correction
+            )
             alpha = alpha * np.exp(-local.learning_rate * (gradient - gradient.min()))
             alpha = np.maximum(alpha / alpha.sum(), _TINY)
         return alpha.astype(np.float32)
@@ -93,7 +103,11 @@ class FedBoost:
         """1 / gamma_k for every predictor that a device gets, 0 for the others, (q,)."""
         if self._sampled is None:
             return np.ones(self.size)
-        shares = alpha / alpha.sum() if self._sampling == "weighted" else np.full(self.size, 1 / self.size)
+        shares = (
+            alpha / alpha.sum()
+            if self._sampling == "weighted"
+            else np.full(self.size, 1 / self.size)
+        )
         gamma = np.minimum(1.0, self._sampled * shares)
         return (generator(seed, "predictors").random(self.size) < gamma) / gamma
 
@@ -103,7 +117,9 @@ class FedBoost:
 
     def given(self, batch: Batch) -> FloatArray:
         """What each predictor gives the label of each sample, (n, q)."""
-        return np.asarray(self.predicted(batch.x)[:, np.arange(len(batch)), batch.y].T, dtype=np.float64)
+        return np.asarray(
+            self.predicted(batch.x)[:, np.arange(len(batch)), batch.y].T, dtype=np.float64
+        )
 
     def predicted(self, x: AnyArray) -> AnyArray:
         """What the predictors say, (q, n, classes)."""
@@ -132,8 +148,10 @@ class MixtureMeasurements(BatchMeasurements):
     def projections(self, direction: Vector) -> Scores:
         return self.gradients @ direction.astype(np.float64)
 
-    def inner(self, other: Measurements) -> Scores:
-        return np.asarray((self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1))
+    def inner(self, other: PerSampleGradients) -> Scores:
+        return np.asarray(
+            (self.gradients * of_kind(MixtureMeasurements, other).gradients).sum(axis=1)
+        )
 
     head_norms = BatchMeasurements.norms
 
@@ -146,14 +164,14 @@ class MixtureMeasurements(BatchMeasurements):
 
 
 def main() -> None:
-    elsewhere = Embedded(devices=8).load(seed=1)
+    elsewhere = Demo(devices=8).load(seed=1)
     net = DenseLearner((30, 10))
     models = []
     for device in range(8):
         batch = elsewhere.train_batch(device)
         wrong = np.random.default_rng(device).random(len(batch)) < (0.7 if device % 2 else 0.0)
         labels = np.where(wrong, (batch.y + 3) % 10, batch.y)
-        job = Job(Batch(batch.x, labels, batch.ids), np.ones(len(batch)), seed=0)
+        job = TrainingJob(Batch(batch.x, labels, batch.ids), np.ones(len(batch)), seed=0)
         models.append(net.train(net.initial(device), job, LocalTraining(0.1, epochs=200)))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +181,11 @@ def main() -> None:
             resolve(
                 {
                     "task": {"name": "embedded", "devices": 20},
-                    "model": {"name": "examples/fedboost.py:FedBoost", "predictors": str(base), "sampled": 3},
+                    "model": {
+                        "name": "examples/fedboost.py:FedBoost",
+                        "predictors": str(base),
+                        "sampled": 3,
+                    },
                     "policy": {"name": "fifo"},
                     "train": {"rounds": 100, "participation": 0.2, "learning_rate": 0.05},
                     "record": {"every": 25},

@@ -6,11 +6,11 @@ Check it, then run it beside the built-in ones:
     python examples/new_policy.py
 """
 
-from fedkeep.core.memory import percentile
-from fedkeep.core.policy import SelectionPolicy, View, policy, refuse_where
+from fedkeep.config.experiment import resolve
+from fedkeep.core.percentiles import percentile
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 
 @policy("unsure")
@@ -20,14 +20,16 @@ class Unsure(SelectionPolicy):
     window: int = 100
     at_most: float = 75.0
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         losses = view.measurements.losses()
         return refuse_where(losses > percentile(view.history(self.window), self.at_most), losses)
 
 
 def final_accuracy(name: str) -> float:
     train = {"rounds": 100, "participation": 0.2, "learning_rate": 0.05}
-    simulator = Simulator(resolve({"task": {"name": "embedded"}, "policy": {"name": name}, "train": train}))
+    simulator = Simulator(
+        resolve({"task": {"name": "embedded"}, "policy": {"name": name}, "train": train})
+    )
     return [record.evaluation.accuracy for record in simulator.run() if record.evaluation][-1]
 
 

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from fedkeep.core.types import LocalTraining, TrainOrder
-from fedkeep.link.client import AgentClient, AgentUnreachableError
-from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.protocol.client import AgentClient, AgentUnreachableError
+from fedkeep.protocol.framing import receive_frame, send_frame
 
 CONFIG = """
 [samples]
@@ -48,7 +48,10 @@ def stream(count: int, first: int) -> list[bytes]:
     labels = RNG.choice(5, count, p=[0.4, 0.3, 0.2, 0.08, 0.02])
     x = (CENTRES[labels] + RNG.standard_normal((count, 20))).astype("<f4")
     rows = zip(x, labels.tolist(), range(first, first + count), strict=True)
-    return [msgspec.msgpack.encode({"x": row.tobytes(), "y": label, "id": id_}) for row, label, id_ in rows]
+    return [
+        msgspec.msgpack.encode({"x": row.tobytes(), "y": label, "id": id_})
+        for row, label, id_ in rows
+    ]
 
 
 def connect(path: str) -> AgentClient:
@@ -75,7 +78,9 @@ def send(sender: socket.socket, records: list[bytes]) -> dict[str, int]:
 def main(folder: Path) -> None:
     config = folder / "agent.toml"
     config.write_text(CONFIG.format(folder=folder))
-    agent = subprocess.Popen([sys.executable, "-m", "fedkeep.agent", str(config)], stderr=subprocess.DEVNULL)
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "fedkeep.agent", str(config)], stderr=subprocess.DEVNULL
+    )
     try:
         with connect(f"{folder}/agent.sock") as client, socket.socket(socket.AF_UNIX) as sender:
             sender.connect(f"{folder}/samples.sock")
@@ -89,7 +94,9 @@ def train(client: AgentClient, sender: socket.socket) -> None:
     """Five rounds with one device: the server's part is to average, and to send back the fleet's gist."""
     print("first samples:", send(sender, stream(500, first=0)))
     profile = client.profile()
-    print(f"the device has room for {profile.capacity} samples, and sees per second: {profile.velocity.round(1)}")
+    print(
+        f"the device has room for {profile.capacity} samples, and sees per second: {profile.velocity.round(1)}"
+    )
     model, direction = np.zeros(5 * 20 + 5, dtype=np.float32), None
     for round_ in range(5):
         order = TrainOrder(round_, model, direction, LocalTraining(0.1, 5), round_ - 1)
@@ -98,11 +105,17 @@ def train(client: AgentClient, sender: socket.socket) -> None:
         fates = send(sender, stream(400, first=1000 * (round_ + 1)))
         print(f"round {round_}: trained on {report.samples} samples; since then {fates}")
     result = client.evaluate(model)
-    print(f"on its own {result.samples} {result.data} samples the model is right in {result.accuracy:.0%}")
+    print(
+        f"on its own {result.samples} {result.data} samples the model is right in {result.accuracy:.0%}"
+    )
     for row in client.stored().labels:
-        print(f"label {row.label}: {row.count} samples, values {row.lowest:.3g} .. {row.highest:.3g}")
+        print(
+            f"label {row.label}: {row.count} samples, values {row.lowest:.3g} .. {row.highest:.3g}"
+        )
     decisions = client.why("5399").decisions
-    print("why is sample 5399 stored or not?", decisions[-1] if decisions else "no longer remembered")
+    print(
+        "why is sample 5399 stored or not?", decisions[-1] if decisions else "no longer remembered"
+    )
 
 
 if __name__ == "__main__":

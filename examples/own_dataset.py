@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeep.config.experiment import resolve
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 
 def record_pumps(path: Path, pumps: int = 12, samples: int = 4_000) -> None:
@@ -32,7 +32,9 @@ def final_accuracy(path: Path, policy: str) -> float:
             "train": {"rounds": 60, "participation": 0.25, "learning_rate": 0.3},
         }
     )
-    return [record.evaluation.accuracy for record in Simulator(experiment).run() if record.evaluation][-1]
+    return [
+        record.evaluation.accuracy for record in Simulator(experiment).run() if record.evaluation
+    ][-1]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from fedkeep.config.experiment import resolve
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 from fedkeep.sim.fleet import SimulatedFleet
 
 for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
@@ -22,4 +22,6 @@ for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
     fleet = simulator.parts.fleet
     assert isinstance(fleet, SimulatedFleet)
     labels = np.concatenate([device.store.stored().batch.y for device in fleet.devices.values()])
-    print(f"{name:10} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}")
+    print(
+        f"{name:10} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}"
+    )

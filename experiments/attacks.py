@@ -19,12 +19,21 @@ from typing import Any, Self
 import numpy as np
 
 from fedkeep.core.estimators import clip_weights, mean_gradient
-from fedkeep.core.ports import Job, Measurements
-from fedkeep.core.types import Batch, FloatArray, IntArray, LocalTraining, Report, Scores, TrainOrder, Vector
+from fedkeep.core.protocols import PerSampleGradients, TrainingJob
+from fedkeep.core.types import (
+    Batch,
+    FloatArray,
+    IntArray,
+    LocalTraining,
+    Report,
+    Scores,
+    TrainOrder,
+    Vector,
+)
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.guard import Guard
-from fedkeep.privacy.ledger import Ledger
+from fedkeep.privacy.accountant import PrivacyLedger
+from fedkeep.privacy.mechanism import DPMechanism
 from fedkeep.privacy.options import PrivacyOptions
 
 SIZES = (1, 2, 5, 10, 20, 50, 100)
@@ -68,7 +77,12 @@ def invert_analytically(gradient: LastLayer) -> FloatArray:
 
 
 def invert_by_matching(
-    layer: LastLayer, gradient: LastLayer, labels: IntArray, start: FloatArray, steps: int = 400, rate: float = 0.05
+    layer: LastLayer,
+    gradient: LastLayer,
+    labels: IntArray,
+    start: FloatArray,
+    steps: int = 400,
+    rate: float = 0.05,
 ) -> FloatArray:
     """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
 
@@ -101,7 +115,7 @@ class MembershipAttack:
     clip: float
     """The clip of the devices, infinity for none."""
 
-    def scores(self, candidates: Measurements, labels: IntArray) -> Scores:
+    def scores(self, candidates: PerSampleGradients, labels: IntArray) -> Scores:
         """How much better the upload is explained with each candidate among its samples than without it.
 
         Without it, the mean of the labels' typical gradients is expected; with it, that mean moved by what is
@@ -109,7 +123,11 @@ class MembershipAttack:
         """
         n = len(self.labels)
         lean = self.uploaded - self.typical[self.labels].mean(axis=0)
-        weights = clip_weights(candidates.norms(), self.clip) if np.isfinite(self.clip) else np.ones(len(labels))
+        weights = (
+            clip_weights(candidates.norms(), self.clip)
+            if np.isfinite(self.clip)
+            else np.ones(len(labels))
+        )
         along = weights * candidates.projections(lean.astype(np.float32))
         squares = (weights * candidates.norms()) ** 2
         for label, usual in enumerate(self.typical):
@@ -122,14 +140,18 @@ class MembershipAttack:
 
 def advantage(members: Scores, others: Scores) -> float:
     """The chance that a member outscores another (area under the ROC curve): 0.5 is guessing."""
-    wins = (members[:, None] > others[None, :]).mean() + 0.5 * (members[:, None] == others[None, :]).mean()
+    wins = (members[:, None] > others[None, :]).mean() + 0.5 * (
+        members[:, None] == others[None, :]
+    ).mean()
     return float(wins)
 
 
 def similarity(guesses: FloatArray, truths: FloatArray) -> FloatArray:
     """For each true input the correlation with the guess that is most like it, (n,)."""
     centred = [rows - rows.mean(axis=1, keepdims=True) for rows in (truths, guesses)]
-    unit = [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _TINY) for rows in centred]
+    unit = [
+        rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _TINY) for rows in centred
+    ]
     best: FloatArray = (unit[0] @ unit[1].T).max(axis=1)
     return best
 
@@ -145,18 +167,27 @@ class Attack:
     """The attacker's knowledge: the model, and other images of the same kind."""
 
     def __init__(self, everything: Batch) -> None:
-        self.public, self.private = everything.take(slice(0, 5000)), everything.take(slice(5000, None))
+        self.public, self.private = (
+            everything.take(slice(0, 5000)),
+            everything.take(slice(5000, None)),
+        )
         local = LocalTraining(learning_rate=0.1, epochs=5, batch_size=64)
-        self.model = LEARNER.train(LEARNER.initial(0), Job(self.public, np.ones(len(self.public)), 0), local)
+        self.model = LEARNER.train(
+            LEARNER.initial(0), TrainingJob(self.public, np.ones(len(self.public)), 0), local
+        )
         self.layer = LastLayer.of(self.model, CLASSES)
         self.probe = LEARNER.probe(self.model)
         self._by_label = [self.public.take(self.public.y == y) for y in range(CLASSES)]
-        self.usual_images = np.stack([batch.x.mean(axis=0) for batch in self._by_label]).astype(np.float64)
+        self.usual_images = np.stack([batch.x.mean(axis=0) for batch in self._by_label]).astype(
+            np.float64
+        )
 
     @cache  # noqa: B019 - one attacker lives as long as the program
     def typical(self, epsilon: float | None) -> FloatArray:
         """The mean gradient of each label, clipped as on the devices."""
-        return np.array([told(self.model, batch, epsilon) for batch in self._by_label], dtype=np.float64)
+        return np.array(
+            [told(self.model, batch, epsilon) for batch in self._by_label], dtype=np.float64
+        )
 
     def upload(self, batch: Batch, epsilon: float | None, seed: int) -> Vector:
         """What leaves a device that saw this batch, by the code that real devices run."""
@@ -164,7 +195,11 @@ class Attack:
         report = Report(0, self.model, 1.0, 1, 1, told(self.model, batch, epsilon), len(batch))
         order = TrainOrder(0, self.model, None, LocalTraining(0.1, 1))
         noise = np.random.default_rng(seed).standard_normal
-        sent = Guard(options, Ledger(), lambda _: None, noise).release(report, order).local_gradient
+        sent = (
+            DPMechanism(options, PrivacyLedger(), lambda _: None, noise)
+            .release(report, order)
+            .local_gradient
+        )
         assert sent is not None
         return sent
 
@@ -178,7 +213,9 @@ class Attack:
 
 def told(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
     """What a device tells of a batch before noise: clipped where there is to be any."""
-    return mean_gradient(LEARNER.probe(model).measure(batch), PrivacyOptions().clip if epsilon else None)
+    return mean_gradient(
+        LEARNER.probe(model).measure(batch), PrivacyOptions().clip if epsilon else None
+    )
 
 
 def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:
@@ -195,7 +232,9 @@ def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str,
     """Both attacks on `trials` devices with n samples each."""
     likeness, usual, members, others = [], [], [], []
     for trial in range(trials):
-        batch, strangers = (attack.private.take(slice(at * n, at * n + n)) for at in (2 * trial, 2 * trial + 1))
+        batch, strangers = (
+            attack.private.take(slice(at * n, at * n + n)) for at in (2 * trial, 2 * trial + 1)
+        )
         upload = unscaled(attack.upload(batch, epsilon, trial), epsilon, n)
         if trial * n < 200:
             truth = batch.x.astype(np.float64)
@@ -226,7 +265,11 @@ def shown_images(attack: Attack) -> dict[str, list[np.ndarray]]:
             upload = unscaled(attack.upload(batch, epsilon, 0), epsilon, n)
             guesses = attack.inverted(upload, batch.y)
             centred = guesses - guesses.mean(axis=1, keepdims=True)
-            best = (centred @ (batch.x[0] - batch.x[0].mean()) / (np.linalg.norm(centred, axis=1) + 1e-9)).argmax()
+            best = (
+                centred
+                @ (batch.x[0] - batch.x[0].mean())
+                / (np.linalg.norm(centred, axis=1) + 1e-9)
+            ).argmax()
             rows[name].append(guesses[best])
     return rows
 
@@ -244,12 +287,24 @@ def draw(runs: list[dict[str, Any]], pictures: dict[str, list[np.ndarray]], path
         own = [r for r in runs if r["epsilon"] == epsilon]
         name = "no noise" if epsilon is None else f"epsilon {epsilon:g}"
         for axes, key in ((left, "likeness"), (right, "membership")):
-            axes.plot([r["n"] for r in own], [r[key] for r in own], "o-", ms=4, color=colour, label=name)
+            axes.plot(
+                [r["n"] for r in own], [r[key] for r in own], "o-", ms=4, color=colour, label=name
+            )
     base = [(r["n"], r["likeness_of_usual_images"]) for r in runs if r["epsilon"] is None]
     left.plot(*zip(*base, strict=True), "k:", label="mean image of the label")
     right.axhline(0.5, color="k", ls=":", label="guessing")
-    left.set(xscale="log", xlabel="samples in the estimator", ylabel="correlation with the true image", ylim=(0, 1.03))
-    right.set(xscale="log", xlabel="samples in the estimator", ylabel="membership: area under ROC", ylim=(0.45, 1.03))
+    left.set(
+        xscale="log",
+        xlabel="samples in the estimator",
+        ylabel="correlation with the true image",
+        ylim=(0, 1.03),
+    )
+    right.set(
+        xscale="log",
+        xlabel="samples in the estimator",
+        ylabel="membership: area under ROC",
+        ylim=(0.45, 1.03),
+    )
     left.set_title("Inversion: how alike the attacker's image is", fontsize=10)
     right.set_title("Membership: was this image in the estimator?", fontsize=10)
     for axes in (left, right):
@@ -270,7 +325,9 @@ def draw(runs: list[dict[str, Any]], pictures: dict[str, list[np.ndarray]], path
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "privacy" / "attacks.json")
+    parser.add_argument(
+        "--json", type=Path, default=Path(__file__).parent / "privacy" / "attacks.json"
+    )
     parser.add_argument("--figure", type=Path, default=Path("docs/figures/privacy-attacks.png"))
     parser.add_argument("--trials", type=int, default=40)
     options = parser.parse_args()

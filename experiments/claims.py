@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from lab.results import write_figures
 
-from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.ports import Job, Learner
+from fedkeep.config.experiment import resolve
+from fedkeep.core.protocols import Learner, TrainingJob
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 from fedkeep.sim.fleet import Oracle
+from fedkeep.tables import Table, override, read_experiment
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")
@@ -33,7 +33,11 @@ PLAYERS = 8
 
 def setting(task: str, *, quick: bool) -> Table:
     """Table 2's setting of a task, under FIFO."""
-    small = ["task.devices=10", "task.smallest=60", "task.largest=80"] if quick and task.startswith("st") else []
+    small = (
+        ["task.devices=10", "task.smallest=60", "task.largest=80"]
+        if quick and task.startswith("st")
+        else []
+    )
     table = override(read_experiment(HERE / "tasks" / f"{task}.toml"), small)
     return {**table, "preset": "paper", "policy": {"name": "fifo"}}
 
@@ -43,7 +47,9 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
     simulator = Simulator(experiment)
     data, learner = simulator.parts.data, simulator.parts.learner
     head = build_learner(resolve({**setting(task, quick=quick), "model": {"last_layers": 1}}), data)
-    ids = generator(0, "claims").choice(data.train.indices, min(SAMPLES, len(data.train.indices)), replace=False)
+    ids = generator(0, "claims").choice(
+        data.train.indices, min(SAMPLES, len(data.train.indices)), replace=False
+    )
     batch = data.take(np.sort(ids))
     whole, part = Oracle(learner, data, None, 0), Oracle(learner, data, SUBSET, 0)
     values, tails, ratios, curvatures, subset = [], [], [], [], []
@@ -54,8 +60,15 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
         direction, partial = whole.gradient(model), part.gradient(model)
         seen = learner.probe(model).measure(batch)
         values.append(seen.projections(direction))
-        subset.append(distance(partial, direction) | {"pearson": pearson(values[-1], seen.projections(partial))})
-        tails.append(head.probe(model).measure(batch).projections(Oracle(head, data, None, 0).gradient(model)))
+        subset.append(
+            distance(partial, direction)
+            | {"pearson": pearson(values[-1], seen.projections(partial))}
+        )
+        tails.append(
+            head.probe(model)
+            .measure(batch)
+            .projections(Oracle(head, data, None, 0).gradient(model))
+        )
         ratios.append(float(np.abs(values[-1]).mean() / (seen.norms() ** 2).mean()))
         curvatures.append(curvature(learner, model, batch.take(slice(None, None, 5))))
     # beta / alpha of Theorem 1, with the alpha that holds: L zeta m eta^2 / (2 |B|), beta being zeta eta / |B|.
@@ -64,13 +77,23 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
         "term2_over_term1_raw": ratios,
         "curvature": curvatures,
         "term2_over_term1": [
-            ratio * (2 / (max(smoothness, 1e-12) * experiment.train.epochs * experiment.train.learning_rate))
+            ratio
+            * (
+                2
+                / (
+                    max(smoothness, 1e-12)
+                    * experiment.train.epochs
+                    * experiment.train.learning_rate
+                )
+            )
             for ratio, smoothness in zip(ratios, curvatures, strict=True)
         ],
         "pearson_rounds": [[pearson(a, b) for b in values] for a in values],
         "exact_on_a_subset": subset,
         "pearson_last_layer": [pearson(a, b) for a, b in zip(values, tails, strict=True)],
-        "look_ahead": look_ahead(learner, data.take(data.train.indices), direction, simulator, quick=quick),
+        "look_ahead": look_ahead(
+            learner, data.take(data.train.indices), direction, simulator, quick=quick
+        ),
     }
 
 
@@ -90,7 +113,9 @@ def curvature(learner: Learner, model: Vector, batch: Batch, steps: int = 12) ->
     for _ in range(steps):
         way /= np.linalg.norm(way)
         step = 1e-2
-        there = learner.probe((model + step * way).astype(np.float32)).measure(batch).mean_gradient()
+        there = (
+            learner.probe((model + step * way).astype(np.float32)).measure(batch).mean_gradient()
+        )
         way = (there.astype(np.float64) - here) / step
         size = float(np.linalg.norm(way))
     return size
@@ -111,12 +136,18 @@ def look_ahead(
         found["leave_one_out"].append(pearson(one_step, leave_one_out(worth)))
         found["shapley"].append(pearson(one_step, shapley(worth)))
     return {
-        name: {"mean": float(np.mean(rows)), "worst": min(rows), "draws": len(rows)} for name, rows in found.items()
+        name: {"mean": float(np.mean(rows)), "worst": min(rows), "draws": len(rows)}
+        for name, rows in found.items()
     }
 
 
 def utilities(
-    learner: Learner, model: Vector, players: Batch, direction: Vector, local: LocalTraining, epochs: int
+    learner: Learner,
+    model: Vector,
+    players: Batch,
+    direction: Vector,
+    local: LocalTraining,
+    epochs: int,
 ) -> FloatArray:
     """Term 2 of Theorem 1 for every subset of the players, summed over the local epochs; subsets as bit masks."""
     worth = np.zeros(2 ** len(players))
@@ -125,13 +156,15 @@ def utilities(
         here = model
         for _ in range(epochs):
             worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
-            here = learner.train(here, Job(subset, np.ones(len(subset)), 0), local)
+            here = learner.train(here, TrainingJob(subset, np.ones(len(subset)), 0), local)
     return worth
 
 
 def leave_one_out(worth: FloatArray) -> Scores:
     everyone = len(worth) - 1
-    return np.array([worth[everyone] - worth[everyone & ~(1 << i)] for i in range(int(math.log2(len(worth))))])
+    return np.array(
+        [worth[everyone] - worth[everyone & ~(1 << i)] for i in range(int(math.log2(len(worth))))]
+    )
 
 
 def shapley(worth: FloatArray) -> Scores:
@@ -152,15 +185,23 @@ def pearson(a: Scores, b: Scores) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that claims.json goes to")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="the folder that claims.json goes to"
+    )
     parser.add_argument("--tasks", nargs="*", default=None, choices=TASKS)
     parser.add_argument("--quick", action="store_true", help="the synthetic task alone, tiny")
     options = parser.parse_args()
     tasks = options.tasks or (("st",) if options.quick else TASKS)
-    found = {task: measure(task, (0, 2) if options.quick else ROUNDS, quick=options.quick) for task in tasks}
+    found = {
+        task: measure(task, (0, 2) if options.quick else ROUNDS, quick=options.quick)
+        for task in tasks
+    }
     write_figures("claims", options.out, {"samples": SAMPLES, "subset": SUBSET, "tasks": found})
     for task, row in found.items():
-        print(task, {key: row[key] for key in ("term2_over_term1", "pearson_last_layer", "look_ahead")})
+        print(
+            task,
+            {key: row[key] for key in ("term2_over_term1", "pearson_last_layer", "look_ahead")},
+        )
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@
     python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
     python experiments/reproduce.py --quick         everything, tiny, into runs/quick
 
-The first six are programmes (programmes/*.toml): their runs are kept in results/curves by the hash of their settings,
-so that none is made twice, whichever programme asks, and a call goes on where an earlier one stopped. `--minutes`
+The first six are suites (suites/*.toml): their runs are kept in results/curves by the hash of their settings,
+so that none is made twice, whichever suite asks, and a call goes on where an earlier one stopped. `--minutes`
 bounds a call, `--estimate` says what is lacking, `--tasks` and `--methods` choose, `--again` forgets a method's runs.
 
 The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
@@ -32,15 +32,15 @@ import msgspec
 from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_readme, write_results
 from lab.findings import write_tables
-from lab.programme import estimated, read_programme, run_programme
+from lab.suite import estimated, read_programme, run_programme
 
-from fedkeep.config import Table, override, read_experiment
+from fedkeep.config.experiment import expand
 from fedkeep.core.errors import DataError
 from fedkeep.records import Run, read_run
 from fedkeep.records.runs import versions
-from fedkeep.sim.experiment import expand
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
+from fedkeep.tables import Table, override, read_experiment
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
@@ -48,7 +48,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "rest": ("motivation", "authors"),
 }
 PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
-"""Products of tasks and methods in one file each, `programmes/NAME.toml`; their runs are kept in results/curves."""
+"""Products of tasks and methods in one file each, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a program of its own, in tier A."""
 SHORTENED = ("motivation/", "authors/")
@@ -60,21 +60,39 @@ TINY: dict[str, Table] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments"
+    )
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
-    parser.add_argument("--full", action="store_true", help="as the files say, not at the committed results' scale")
-    parser.add_argument("--only", default="", help="the paper's experiments whose name has this in it")
-    parser.add_argument("--tasks", nargs="*", default=[], help="a programme on these tasks alone")
+    parser.add_argument(
+        "--full", action="store_true", help="as the files say, not at the committed results' scale"
+    )
+    parser.add_argument(
+        "--only", default="", help="the paper's experiments whose name has this in it"
+    )
+    parser.add_argument("--tasks", nargs="*", default=[], help="a suite on these tasks alone")
     parser.add_argument("--methods", nargs="*", default=[], help="these methods alone")
     parser.add_argument("--seeds", nargs="*", type=int, default=[], help="these seeds alone")
-    parser.add_argument("--add", action="store_true", help="let stand what results/ has with the same settings")
+    parser.add_argument(
+        "--add", action="store_true", help="let stand what results/ has with the same settings"
+    )
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--minutes", type=float, help="stop a programme after so long; the same command goes on")
-    parser.add_argument("--estimate", action="store_true", help="only say what a programme lacks and what it takes")
-    parser.add_argument("--again", nargs="*", default=[], help="forget a programme's runs of these methods first")
+    parser.add_argument(
+        "--minutes", type=float, help="stop a suite after so long; the same command goes on"
+    )
+    parser.add_argument(
+        "--estimate", action="store_true", help="only say what a suite lacks and what it takes"
+    )
+    parser.add_argument(
+        "--again", nargs="*", default=[], help="forget a suite's runs of these methods first"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--on", choices=("here", "ray"), default="here", help="where the paper's tiers run")
+    parser.add_argument(
+        "--on", choices=("here", "ray"), default="here", help="where the paper's tiers run"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
     if options.quick:
@@ -97,7 +115,12 @@ def main() -> None:
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:
     """The experiment files of these tiers, by name."""
-    found = [path for tier in tiers for folder in TIERS[tier] for path in sorted((HERE / folder).glob("*.toml"))]
+    found = [
+        path
+        for tier in tiers
+        for folder in TIERS[tier]
+        for path in sorted((HERE / folder).glob("*.toml"))
+    ]
     return [path for path in found if only in name_of(path)]
 
 
@@ -111,7 +134,9 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     print(f"{name}: {about(path)}", flush=True)
     summary_path = HERE / "results" / f"{name}.json"
     before = read_summary(summary_path) if summary_path.exists() else None
-    settings: list[str] = options.settings or (list(before.changed) if before and not options.full else [])
+    settings: list[str] = options.settings or (
+        list(before.changed) if before and not options.full else []
+    )
     cells = expand(override(read_experiment(path), settings))
     stands = before.curves if before and options.add and before.versions == versions() else ()
     curves = {curve.config_hash: curve for curve in stands if curve.finished}
@@ -124,7 +149,9 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     ]
     if not chosen:
         return
-    by_seed = sorted(chosen, key=lambda cell: cell.experiment.seed)  # so that runs share the data last loaded
+    by_seed = sorted(
+        chosen, key=lambda cell: cell.experiment.seed
+    )  # so that runs share the data last loaded
     directory = options.out / name
 
     def tell(cell: int, round_: int, accuracy: float | None) -> None:
@@ -155,16 +182,16 @@ def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> Exper
 
 
 def run_one_programme(name: str, options: argparse.Namespace) -> None:
-    """A programme, as far as the time goes."""
-    programme = read_programme(HERE / "programmes" / f"{name}.toml").only(options.tasks, options.methods)
+    """A suite, as far as the time goes."""
+    suite = read_programme(HERE / "suites" / f"{name}.toml").only(options.tasks, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
         curves.keep(lambda curve: curve.method not in options.again)
     if options.estimate:
-        for line in estimated(programme, curves):
+        for line in estimated(suite, curves):
             print(line, flush=True)
         return
-    run_programme(programme, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    run_programme(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
 
 
 def about(path: Path) -> str:
@@ -186,7 +213,9 @@ def run_quickly(out: Path, only: str) -> None:
         table = override(table, settings)
         table["sweep"] = {key: values[:1] for key, values in table["sweep"].items()}
         if name.startswith(SHORTENED):
-            shown = next((method for method in table["methods"] if method.startswith("ode")), "fifo")
+            shown = next(
+                (method for method in table["methods"] if method.startswith("ode")), "fifo"
+            )
             table["methods"] = {shown: table["methods"][shown]}
         try:
             runs = [read_run(play(cell, out / name)) for cell in expand(table)]
@@ -200,8 +229,10 @@ def run_quickly(out: Path, only: str) -> None:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
     for name in [name for name in PROGRAMMES if only in name]:
-        programme = read_programme(HERE / "programmes" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
-        run_programme(programme, curves, out / "curves", jobs=1, minutes=None)
+        suite = read_programme(HERE / "suites" / f"{name}.toml").tiny(
+            TINY, everywhere=name == "arena"
+        )
+        run_programme(suite, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
 
@@ -209,7 +240,13 @@ def run_scripts(results: Path, *, quick: bool) -> None:
     """The programs that are no experiment file; each in a process of its own."""
     for script in SCRIPTS:
         print(script, flush=True)
-        call = [sys.executable, str(HERE / f"{script}.py"), "--out", str(results), *(["--quick"] if quick else [])]
+        call = [
+            sys.executable,
+            str(HERE / f"{script}.py"),
+            "--out",
+            str(results),
+            *(["--quick"] if quick else []),
+        ]
         subprocess.run(call, check=True)
 
 

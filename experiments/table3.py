@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.config import Table, read_experiment
+from fedkeep.config.experiment import Experiment, resolve
 from fedkeep.core.device import Device
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.sim.assembly import build_learner
-from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep.tables import Table, read_experiment
 
 HERE = Path(__file__).parent
 TASKS = ("ic", "har", "tc")
@@ -49,7 +49,9 @@ def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
         options = json.loads(str(arrays["options"]))
     everyone = Ownership(np.arange(len(y)), np.array([len(y)]))
     names = tuple(map(str, range(labels)))
-    data = Federation(task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1)
+    data = Federation(
+        task, x, y, everyone, everyone, names, ModelSpec(model, options), rounds_per_pass=1
+    )
     experiment = resolve(experiment_table(task, method))
     if method == "high-loss":
         experiment = replace(experiment, model={**experiment.model, "last_layers": 1})
@@ -61,7 +63,11 @@ def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
     extra = _resident("VmHWM") - before
     fresh = Batch(samples.x, samples.y, samples.ids + len(samples))
     batched = _seconds(device, fresh, len(samples)) / len(samples)
-    return {"one_ms": 1e3 * float(np.median(one[_WARM_UP:])), "batched_ms": 1e3 * batched, "extra_mb": extra}
+    return {
+        "one_ms": 1e3 * float(np.median(one[_WARM_UP:])),
+        "batched_ms": 1e3 * batched,
+        "extra_mb": extra,
+    }
 
 
 def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> Device:
@@ -81,7 +87,9 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
     )
     direction = np.random.default_rng(0).normal(size=learner.gradient_size).astype(np.float32)
     if experiment.names["policy"] not in {"fifo", "reservoir"}:
-        device.install(learner.initial(0), direction if experiment.policy.uses_direction else None)
+        device.set_model(
+            learner.initial(0), direction if experiment.policy.uses_direction else None
+        )
     device.assign(Assignment(quotas, np.ones(regions.count), 1.0))
     return device
 
@@ -105,8 +113,12 @@ def experiment_table(task: str, method: str) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to")
-    parser.add_argument("--quick", action="store_true", help="TC alone, one process each, few samples")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="the folder that table3.json goes to"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="TC alone, one process each, few samples"
+    )
     parser.add_argument("--processes", type=int, default=5, help="fresh processes a method")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -121,14 +133,23 @@ def main() -> None:
         for task in ("tc",) if options.quick else TASKS:
             file = Path(folder) / f"{task}.npz"
             data = resolve(experiment_table(task, "fifo")).task.load(0)
-            batch = data.take(np.random.default_rng(0).choice(data.train.indices, count, replace=False))
+            batch = data.take(
+                np.random.default_rng(0).choice(data.train.indices, count, replace=False)
+            )
             own = json.dumps(dict(data.model.options))
-            np.savez(file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=own)
+            np.savez(
+                file, x=batch.x, y=batch.y, labels=data.labels, model=data.model.name, options=own
+            )
             for method in METHODS:
                 call = [sys.executable, __file__, "--child", task, method, str(file)]
-                told = [subprocess.run(call, check=True, capture_output=True).stdout for _ in range(processes)]
+                told = [
+                    subprocess.run(call, check=True, capture_output=True).stdout
+                    for _ in range(processes)
+                ]
                 runs: list[dict[str, float]] = list(map(json.loads, told))
-                medians = {key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]}
+                medians = {
+                    key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]
+                }
                 tasks.setdefault(task, {})[method] = medians
                 print(task, method, medians, flush=True)
     write_figures("table3", options.out, {"how": HOW, "processes": processes, "tasks": tasks})

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from lab.results import write_figures
 
-from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.ports import FleetLearner, Job
+from fedkeep.config.experiment import resolve
+from fedkeep.core.protocols import FleetLearner, TrainingJob
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator, evaluate
-from fedkeep.sim.experiment import resolve
+from fedkeep.tables import Table, override, read_experiment
 
 HERE = Path(__file__).parent
 CAPACITY = 10
@@ -33,7 +33,12 @@ METHODS = ("fifo", "reservoir", "high-loss", "gradient-norm", "ode", "full-data"
 def setting(*, quick: bool) -> Table:
     devices, smallest, largest, rounds = (10, 60, 80, 4) if quick else (40, 500, 600, 200)
     size = [f"task.devices={devices}", f"task.smallest={smallest}", f"task.largest={largest}"]
-    run = ["train.participation=0.25", f"train.rounds={rounds}", "train.decay=1.0", "stream.rounds_per_pass=40"]
+    run = [
+        "train.participation=0.25",
+        f"train.rounds={rounds}",
+        "train.decay=1.0",
+        "stream.rounds_per_pass=40",
+    ]
     return override(read_experiment(HERE / "tasks" / "st-all-labels.toml"), size + run)
 
 
@@ -56,18 +61,26 @@ class Scene:
     def gradients(self, model: Vector, batch: Batch) -> FloatArray:
         """Every sample's gradient, (n, P)."""
         probe = self.learner.probe(model)
-        return np.stack([probe.measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(len(batch))])
+        return np.stack(
+            [probe.measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(len(batch))]
+        )
 
 
 def local_steps(here: Scene, model: Vector, batch: Batch, rate: float, epochs: int) -> list[Vector]:
     """w^{t,0}, w^{t,1}, ..., w^{t,m}."""
     path = [model]
     for _ in range(epochs):
-        path.append(here.learner.train(path[-1], Job(batch, np.ones(len(batch)), 0), LocalTraining(rate, 1)))
+        path.append(
+            here.learner.train(
+                path[-1], TrainingJob(batch, np.ones(len(batch)), 0), LocalTraining(rate, 1)
+            )
+        )
     return path
 
 
-def check_loss_reduction(here: Scene, data: Federation, model: Vector, draws: int) -> dict[str, Any]:
+def check_loss_reduction(
+    here: Scene, data: Federation, model: Vector, draws: int
+) -> dict[str, Any]:
     """How often each printed constant's bound exceeds the true reduction of the loss: a bound never may."""
     rng = np.random.default_rng(1)
     broken = {"paper": 0, "appendix": 0, "corrected": 0}
@@ -84,7 +97,11 @@ def check_loss_reduction(here: Scene, data: Federation, model: Vector, draws: in
             over = -alpha * squares + rate / (k * CAPACITY) * projections - reduction
             broken[name] += over > 1e-6 + 1e-4 * abs(reduction)
             excess[name] = max(excess[name], over)
-    return {"checks": len(cases), "broken": {n: int(b) for n, b in broken.items()}, "largest_excess": excess}
+    return {
+        "checks": len(cases),
+        "broken": {n: int(b) for n, b in broken.items()},
+        "largest_excess": excess,
+    }
 
 
 def constants(smoothness: float, rate: float, epochs: int, share: float) -> dict[str, float]:
@@ -96,7 +113,9 @@ def constants(smoothness: float, rate: float, epochs: int, share: float) -> dict
     }
 
 
-def terms(here: Scene, paths: list[list[Vector]], stores: list[Batch], direction: FloatArray) -> tuple[float, float]:
+def terms(
+    here: Scene, paths: list[list[Vector]], stores: list[Batch], direction: FloatArray
+) -> tuple[float, float]:
     """Term 1 and term 2 of Theorem 1, summed over devices, local epochs and samples."""
     squares = projections = 0.0
     for path, store in zip(paths, stores, strict=True):
@@ -117,7 +136,11 @@ def check_divergence(here: Scene, data: Federation, model: Vector, draws: int) -
     rng = np.random.default_rng(2)
     lemma, theorem, broken = [], [], {"lemma1": 0, "theorem2": 0}
     for _ in range(draws):
-        store, rate, epochs = draw_store(data, rng), float(rng.choice(RATES[:3])), int(rng.choice(EPOCHS))
+        store, rate, epochs = (
+            draw_store(data, rng),
+            float(rng.choice(RATES[:3])),
+            int(rng.choice(EPOCHS)),
+        )
         whole = here.gradient(model)
         each = here.gradients(model, store).astype(np.float64)
         actual = float(np.linalg.norm(each.mean(axis=0) - whole))
@@ -130,7 +153,11 @@ def check_divergence(here: Scene, data: Federation, model: Vector, draws: int) -
         growth, limit = 1 + rate * here.smoothness, 0.0
         for place, at in enumerate(ours[:-1]):
             own = here.learner.probe(at).measure(store).mean_gradient()
-            limit += rate * growth ** (epochs - 1 - place) * float(np.linalg.norm(own - here.gradient(at)))
+            limit += (
+                rate
+                * growth ** (epochs - 1 - place)
+                * float(np.linalg.norm(own - here.gradient(at)))
+            )
         theorem.append(limit / apart)
         broken["theorem2"] += limit < apart * (1 - 1e-4)
     return {
@@ -152,8 +179,18 @@ def distances(table: Table, seeds: tuple[int, ...], every: int) -> dict[str, Any
             if method == "central":
                 part["train"] = {**table["train"], "participation": 1.0}
             simulator = Simulator(resolve({**table, **part}))
-            models.append([simulator.server.model.astype(np.float64) for r in simulator.run() if r.round % every == 0])
-            accuracies.append(evaluate(simulator.parts.learner, simulator.server.model, simulator.parts.data).accuracy)
+            models.append(
+                [
+                    simulator.server.model.astype(np.float64)
+                    for r in simulator.run()
+                    if r.round % every == 0
+                ]
+            )
+            accuracies.append(
+                evaluate(
+                    simulator.parts.learner, simulator.server.model, simulator.parts.data
+                ).accuracy
+            )
         reference = reference or models
         apart = [
             [float(np.linalg.norm(a - b)) for a, b in zip(own, central, strict=True)]
@@ -170,7 +207,9 @@ def distances(table: Table, seeds: tuple[int, ...], every: int) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder that theory.json goes to")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="the folder that theory.json goes to"
+    )
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     table = setting(quick=options.quick)
@@ -183,7 +222,9 @@ def main() -> None:
         "smoothness": here.smoothness,
         "theorem1": check_loss_reduction(here, data, model, 1 if options.quick else 10),
         "divergence": check_divergence(here, data, model, 4 if options.quick else 100),
-        "theorem2_distance": distances(table, (0,) if options.quick else (0, 1, 2), 2 if options.quick else 20),
+        "theorem2_distance": distances(
+            table, (0,) if options.quick else (0, 1, 2), 2 if options.quick else 20
+        ),
     }
     write_figures("theory", options.out, figures)
     print(json.dumps({key: figures[key] for key in ("theorem1", "divergence")}, indent=1))

@@ -8,7 +8,13 @@ from dp_accounting import pld, rdp
 
 
 def amplified_epsilon(
-    multiplier: float, rounds: int, delta: float, *, participants: int, population: int, poisson: bool
+    multiplier: float,
+    rounds: int,
+    delta: float,
+    *,
+    participants: int,
+    population: int,
+    poisson: bool,
 ) -> float:
     """The device-level epsilon over `rounds` rounds, with so many participants of the population in each.
 
@@ -19,6 +25,8 @@ def amplified_epsilon(
         accountant = pld.PLDAccountant()
         event = accounting.PoissonSampledDpEvent(participants / population, release)
     else:
-        accountant = rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+        accountant = rdp.RdpAccountant(
+            neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE
+        )
         event = accounting.SampledWithoutReplacementDpEvent(population, participants, release)
     return float(accountant.compose(event, rounds).get_epsilon(delta))

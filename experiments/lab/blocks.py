@@ -56,7 +56,9 @@ def html(blocks: Iterable[Block], title: str) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
-def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_name: str) -> str:
+def line_chart(
+    title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_name: str
+) -> str:
     """One line per series, with a legend that it is high enough for; the first series is drawn last, on top."""
     high = max(_LEAST_HEIGHT, _TOP + _LEGEND_LINE * (len(series) + 1))
     points = [point for line in series.values() for point in line]
@@ -70,15 +72,23 @@ def line_chart(title: str, series: Mapping[str, Sequence[tuple[float, float]]], 
     parts = [_opened(title, high, _LEFT)]
     for y in _ticks(y_low, y_high):
         left, height = place(x_low, y)
-        parts.append(f'<path d="M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.15"/>')
-        parts.append(f'<text x="{left - 6:.0f}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>')
+        parts.append(
+            f'<path d="M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.15"/>'
+        )
+        parts.append(
+            f'<text x="{left - 6:.0f}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>'
+        )
     for x in _ticks(x_low, x_high):
         across, floor = place(x, y_low)
-        parts.append(f'<text x="{across:.1f}" y="{floor + 16:.1f}" text-anchor="middle">{x:g}</text>')
+        parts.append(
+            f'<text x="{across:.1f}" y="{floor + 16:.1f}" text-anchor="middle">{x:g}</text>'
+        )
     for number, (name, line) in reversed(list(enumerate(series.items()))):
         parts.append(_line(name, number, [place(x, y) for x, y in line]))
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{high - 8}" text-anchor="middle">{escape(x_name)}</text>')
+    parts.append(
+        f'<text x="{middle:.0f}" y="{high - 8}" text-anchor="middle">{escape(x_name)}</text>'
+    )
     turned = f'transform="rotate(-90 14 {high / 2:.0f})" text-anchor="middle"'
     parts.append(f'<text x="14" y="{high / 2:.0f}" {turned}>{escape(y_name)}</text></svg>\n')
     return "".join(parts)
@@ -116,7 +126,9 @@ def _ticks(low: float, high: float) -> list[float]:
     steps = (factor * 10.0**power for power in range(-20, 300) for factor in (1, 2, 5))
     step = next(step for step in steps if (high - low) / step <= 6)
     first = -(-low // step)
-    return [round((first + k) * step, 12) for k in range(int((high - first * step) / step + 1e-9) + 1)]
+    return [
+        round((first + k) * step, 12) for k in range(int((high - first * step) / step + 1e-9) + 1)
+    ]
 
 
 def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
@@ -133,7 +145,11 @@ def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
         y, start, end = _TOP + row * number, across(min(0.0, value)), across(max(0.0, value))
         colour = _COLOURS[2] if value > 0 else _COLOURS[1]
         parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
-        parts.append(f'<rect x="{start:.1f}" y="{y + 2}" width="{end - start:.1f}" height="15" fill="{colour}"/>')
+        parts.append(
+            f'<rect x="{start:.1f}" y="{y + 2}" width="{end - start:.1f}" height="15" fill="{colour}"/>'
+        )
         parts.append(f'<text x="{end + 5:.1f}" y="{y + 13}">{value:.0f}{escape(unit)}</text>')
-    parts.append(f'<path d="M{across(0):.1f} {_TOP}V{high - 12}" stroke="currentColor" opacity="0.4"/></svg>\n')
+    parts.append(
+        f'<path d="M{across(0):.1f} {_TOP}V{high - 12}" stroke="currentColor" opacity="0.4"/></svg>\n'
+    )
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Finished runs as curves, a line each in one file a task; those of programmes go by the hash of their settings.
+"""Finished runs as curves, a line each in one file a task; those of suites go by the hash of their settings.
 
 What a method asks of a device is counted in forward passes of one sample (a backward pass is two) and bytes at rest.
 """
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from fedkeep.core.encoding import SCALE_BYTES, SampleCodec
+from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import DataError
 from fedkeep.core.gist import packed_bytes
+from fedkeep.encoding import SCALE_BYTES, SampleCodec
 from fedkeep.files import alone_in
 from fedkeep.records import Evaluation, Run
 from fedkeep.records.measures import LAST, late_accuracy
 from fedkeep.records.runs import versions
 from fedkeep.sim.assembly import build_learner, load_data
-from fedkeep.sim.experiment import Experiment
 
 _DIGITS = 5
 _FORWARD, _GRADIENT = 1, 3
@@ -51,7 +51,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def evaluations(self) -> tuple[Evaluation, ...]:
         """As far as measures look at them."""
         pairs = zip(self.rounds, self.accuracy, strict=True)
-        return tuple(Evaluation(round=round_, accuracy=accuracy, loss=None) for round_, accuracy in pairs)
+        return tuple(
+            Evaluation(round=round_, accuracy=accuracy, loss=None) for round_, accuracy in pairs
+        )
 
     @property
     def final(self) -> float:
@@ -68,7 +70,9 @@ def curve_of(run: Run) -> Curve:
         planned=header.rounds,
         config_hash=header.config_hash,
         rounds=tuple(e.round for e in evaluations),
-        accuracy=tuple(None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations),
+        accuracy=tuple(
+            None if e.accuracy is None else round(e.accuracy, _DIGITS) for e in evaluations
+        ),
         seconds=round(run.timings[-1].seconds, 1) if run.timings else None,
         finished=run.end is not None,
         worst_tenth=mean_of((e.worst_tenth for e in evaluations[-LAST:]), _DIGITS),
@@ -145,7 +149,7 @@ class Curves:
         ordered = sorted(curves.values(), key=lambda c: (c.method, c.setting, c.planned, c.seed))
         summary = ExperimentSummary(
             experiment=f"curves/{task}",
-            about="Runs of the programmes, each with the hash of its settings.",
+            about="Runs of the suites, each with the hash of its settings.",
             task=task,
             command="python experiments/reproduce.py arena",
             versions=versions(),
@@ -155,7 +159,9 @@ class Curves:
 
 
 def _read(path: Path) -> dict[str, Curve]:
-    return {curve.config_hash: curve for curve in read_summary(path).curves} if path.exists() else {}
+    return (
+        {curve.config_hash: curve for curve in read_summary(path).curves} if path.exists() else {}
+    )
 
 
 def forward_passes(experiment: Experiment, curve: Curve) -> float:
@@ -164,10 +170,16 @@ def forward_passes(experiment: Experiment, curve: Curve) -> float:
     A gist measures what is stored under the old model, the new one, and one step ahead.
     """
     policy, gist = experiment.names["policy"], experiment.gist.name != "none"
-    arrival = _GRADIENT if gist or policy in _GRADIENTS else 0  # to take it into a gist, or to score it
-    if not gist and (policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model)):
+    arrival = (
+        _GRADIENT if gist or policy in _GRADIENTS else 0
+    )  # to take it into a gist, or to score it
+    if not gist and (
+        policy in _LOSSES or (policy in _GRADIENTS and "last_layers" in experiment.model)
+    ):
         arrival = _FORWARD
-    measured_again = (3 * _GRADIENT if gist else arrival) * curve.samples_trained / experiment.train.epochs
+    measured_again = (
+        (3 * _GRADIENT if gist else arrival) * curve.samples_trained / experiment.train.epochs
+    )
     return _GRADIENT * curve.samples_trained + arrival * curve.samples_valued + measured_again
 
 
@@ -179,4 +191,6 @@ def bytes_at_rest(experiment: Experiment) -> int:
     samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
     if experiment.gist.name == "none":
         return samples
-    return samples + packed_bytes(build_learner(experiment, data).gradient_size, experiment.gist.encoding)
+    return samples + packed_bytes(
+        build_learner(experiment, data).gradient_size, experiment.gist.encoding
+    )

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedkeep.config import read_experiment
 from fedkeep.core.errors import DataError
+from fedkeep.tables import read_experiment
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
-from lab.programme import read_programme
 from lab.results import Paper, Results, mean_curve, verdicts
+from lab.suite import read_programme
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -83,13 +83,19 @@ def readme_table(results: Path) -> str:
     path, methods = results / "arena.json", _README_METHODS.values()
     arena = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     lines = []
-    for title, found in ((title, arena[task]) for task, title in _README_TASKS.items() if task in arena):
+    for title, found in (
+        (title, arena[task]) for task, title in _README_TASKS.items() if task in arena
+    ):
         cells = [in_words(found.get(method, {}).get("shared_rate")) for method in methods]
         seeds = sorted({row["seeds"] for method, row in found.items() if method in methods})
-        lines.append(f"| {title} | {' | '.join(cells)} | {'-'.join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))} |\n")
+        lines.append(
+            f"| {title} | {' | '.join(cells)} | {'-'.join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))} |\n"
+        )
     if not lines:
         return "\nNo full run is committed yet: `make reproduce` makes them.\n\n"
-    head = f"| task | {' | '.join(_README_METHODS)} | seeds |\n|---|{'---:|' * (len(methods) + 1)}\n"
+    head = (
+        f"| task | {' | '.join(_README_METHODS)} | seeds |\n|---|{'---:|' * (len(methods) + 1)}\n"
+    )
     return f"\n{head}{''.join(lines)}\n{_README_NOTE}\n"
 
 
@@ -113,7 +119,9 @@ def write_results(experiments: Path, results: Path, out: Path) -> None:
 
 def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield f"# {TITLE}"
-    arena = Findings(read_programme(experiments / "programmes" / "arena.toml"), Curves(results.directory / "curves"))
+    arena = Findings(
+        read_programme(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
+    )
     yield from opening(results.figures, arena)
     yield "## When it helps"
     yield "Accuracy and, in brackets, the lead over FIFO; one condition at a time."
@@ -127,7 +135,9 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
     judged = []
     for claim, (word, because) in verdicts(results).items():
         settled = word in {"reproduced", "not run yet"}
-        judged.append((claim, word, because, "" if settled else results.paper.causes.get(claim, "")))
+        judged.append(
+            (claim, word, because, "" if settled else results.paper.causes.get(claim, ""))
+        )
     yield sheet(("claim", "verdict", "numbers", "cause, where found"), judged, numbers=False)
     for folder, title in _FOLDERS.items():
         yield f"## {title}"
@@ -135,8 +145,12 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield from _programs(results)
     yield "## Machine and versions"
     versions = [summary.versions for summary in results.summaries.values()]
-    versions += [figures["versions"] for figures in results.figures.values() if "versions" in figures]
-    yield from sorted({", ".join(f"{name} {version}" for name, version in sorted(v.items())) for v in versions})
+    versions += [
+        figures["versions"] for figures in results.figures.values() if "versions" in figures
+    ]
+    yield from sorted(
+        {", ".join(f"{name} {version}" for name, version in sorted(v.items())) for v in versions}
+    )
 
 
 def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]:
@@ -148,13 +162,17 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
         yield f"### {name}"
         yield summary.about
         speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
-        yield sheet(("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results))
+        yield sheet(
+            ("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results)
+        )
         methods = read_experiment(experiments / f"{name}.toml")["methods"]
         left_out = ", ".join(m for m in methods if m not in results.methods(name))
         missing = f"; not run: {left_out}" if left_out else ""
         yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
         yield _picture(name, settings, results)
-    if absent := ", ".join(f"`experiments/{name}.toml`" for name in names if name not in results.summaries):
+    if absent := ", ".join(
+        f"`experiments/{name}.toml`" for name in names if name not in results.summaries
+    ):
         yield f"Not run yet: {absent}."
 
 
@@ -163,7 +181,11 @@ def _picture(name: str, settings: list[str], results: Results) -> Picture:
     swept = {s: float(s.partition("=")[2]) for s in settings if " " not in s and "=" in s}
     if len(settings) > 1 and len(swept) == len(settings):
         series = {
-            method: [(x, reached.mean) for s, x in swept.items() if (reached := finals(results.runs(name, method, s)))]
+            method: [
+                (x, reached.mean)
+                for s, x in swept.items()
+                if (reached := finals(results.runs(name, method, s)))
+            ]
             for method in results.methods(name)
         }
         across = settings[0].partition("=")[0].rpartition(".")[2].replace("_", " ")
@@ -190,7 +212,10 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
         cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
-            found, printed = results.speedup(name, method), results.paper.of(table, "speedup", task, method)
+            found, printed = (
+                results.speedup(name, method),
+                results.paper.of(table, "speedup", task, method),
+            )
             speed = "-" if found.value is None else f"{found.value:.2f}x"
             if 0 < found.reached < found.seeds:
                 speed += f" [{found.reached} of {found.seeds} seeds]"
@@ -245,10 +270,15 @@ def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
 
         def cell(task: str, method: str, quantity: str = quantity, printed: str = printed) -> str:
             theirs = paper.of("table3", printed, task, method)
-            return f"{figures['tasks'][task][method][quantity]:.3g}" + ("" if theirs is None else f" ({theirs:g})")
+            return f"{figures['tasks'][task][method][quantity]:.3g}" + (
+                "" if theirs is None else f" ({theirs:g})"
+            )
 
         yield f"{title}:"
-        yield sheet(("task", *columns), ([task, *(cell(task, m) for m in columns)] for task in figures["tasks"]))
+        yield sheet(
+            ("task", *columns),
+            ([task, *(cell(task, m) for m in columns)] for task in figures["tasks"]),
+        )
 
 
 def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
@@ -256,14 +286,22 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     yield "Correlation (Pearson) between the values of the same samples at two rounds, and the terms' ratio:"
     for task, row in tasks.items():
         rounds = [f"round {r}" for r in row["rounds"]]
-        lines = [(name, *map("{:.2f}".format, row["pearson_rounds"][k])) for k, name in enumerate(rounds)]
+        lines = [
+            (name, *map("{:.2f}".format, row["pearson_rounds"][k])) for k, name in enumerate(rounds)
+        ]
         lines.append(("last layer against all", *map("{:.2f}".format, row["pearson_last_layer"])))
         for key, name in (("term2_over_term1", "weighted"), ("term2_over_term1_raw", "bare")):
             lines.append((f"term 2 over term 1, {name}", *map("{:.3g}".format, row[key])))
         yield sheet((task, *rounds), lines)
     yield "One-step values of eight samples, their correlation with what they stand for, over 20 draws:"
-    ahead = {task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"]) for task, row in tasks.items()}
-    rows = ([task, *(f"{f['mean']:.3f} (worst {f['worst']:.3f})" for f in found)] for task, found in ahead.items())
+    ahead = {
+        task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"])
+        for task, row in tasks.items()
+    }
+    rows = (
+        [task, *(f"{f['mean']:.3f} (worst {f['worst']:.3f})" for f in found)]
+        for task, found in ahead.items()
+    )
     yield sheet(("task", "leave-one-out", "exact Shapley"), rows)
     yield (
         f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, against that over all of them, "
@@ -272,7 +310,11 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     )
     subsets = []
     for task, found in ((task, row["exact_on_a_subset"]) for task, row in tasks.items()):
-        worst = max(f["error"] for f in found), min(f["cosine"] for f in found), min(f["pearson"] for f in found)
+        worst = (
+            max(f["error"] for f in found),
+            min(f["cosine"] for f in found),
+            min(f["pearson"] for f in found),
+        )
         subsets.append((task, *map("{:.3f}".format, worst)))
     yield sheet(("task", "error", "cosine", "values"), subsets)
 
@@ -280,9 +322,21 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
 def _theory(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     distance = figures["theorem2_distance"]
     methods = {name: row for name, row in distance.items() if name != "central"}
-    series = {n: list(zip(map(float, r["rounds"]), r["distance"], strict=True)) for n, r in methods.items()}
-    chart = line_chart("Distance to the centrally trained model (Theorem 2)", series, "round", "distance")
-    yield Picture("theory-distance", chart, "distance of every method's model to the centrally trained one by round")
-    rows = [(name, f"{row['distance'][-1]:.3f}", f"{100 * row['accuracy']:.1f}") for name, row in methods.items()]
+    series = {
+        n: list(zip(map(float, r["rounds"]), r["distance"], strict=True))
+        for n, r in methods.items()
+    }
+    chart = line_chart(
+        "Distance to the centrally trained model (Theorem 2)", series, "round", "distance"
+    )
+    yield Picture(
+        "theory-distance",
+        chart,
+        "distance of every method's model to the centrally trained one by round",
+    )
+    rows = [
+        (name, f"{row['distance'][-1]:.3f}", f"{100 * row['accuracy']:.1f}")
+        for name, row in methods.items()
+    ]
     rows.append(("central", "0", f"{100 * distance['central']['accuracy']:.1f}"))
     yield sheet(("method", "final distance to the central model", "final accuracy, %"), rows)

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import tenseal
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.errors import RefusedError
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.types import FloatArray, IntArray
 
 Ciphertext: TypeAlias = Any
@@ -63,7 +63,9 @@ class Scheme:
 
     def level_of(self, velocity: FloatArray) -> IntArray:
         """A velocity among levels of equal ratio: 0 only for what is not seen at all; those of one level are a tie."""
-        steps = np.log(np.clip(velocity, _SLOWEST, _FASTEST) / _SLOWEST) / math.log(_FASTEST / _SLOWEST)
+        steps = np.log(np.clip(velocity, _SLOWEST, _FASTEST) / _SLOWEST) / math.log(
+            _FASTEST / _SLOWEST
+        )
         return np.where(velocity > 0, 1 + np.rint(steps * (self.levels - 1)), 0).astype(np.int64)
 
 
@@ -108,11 +110,13 @@ class Comparisons:
                 break
             if np.array_equal(heights, before):
                 return heights[:-1].reshape(self.devices, self.labels)
-        raise RefusedError("comparisons", "they contradict each other: a device did not follow the protocol")
+        raise RejectedError(
+            "comparisons", "they contradict each other: a device did not follow the protocol"
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class OrderedFleet(Fleet):
+class OrderedFleet(FleetProfiles):
     """A fleet of which only the order of velocities and the totals per label are known."""
 
     totals: FloatArray
@@ -138,7 +142,9 @@ class Contexts:
         """The device's part: its contribution to every comparison, in chunks, and its velocities for the totals."""
         levels = self.scheme.level_of(velocity) / self.scheme.levels
         contribution, slots = comparisons.contribution(row, levels), self.scheme.degree // 2
-        chunks = [contribution[start : start + slots] for start in range(0, len(contribution), slots)]
+        chunks = [
+            contribution[start : start + slots] for start in range(0, len(contribution), slots)
+        ]
         parts = [tenseal.ckks_vector(self._comparing, chunk) for chunk in chunks]
         return [part.serialize() for part in (*parts, tenseal.ckks_vector(self._summing, velocity))]
 
@@ -150,15 +156,25 @@ class Contexts:
             total = [a + b for a, b in zip(total, read, strict=True)] if total else read
         return [part.serialize() for part in (*map(self.scheme.sign, total[:-1]), total[-1])]
 
-    def plan(self, comparisons: Comparisons, tables: Sequence[bytes], capacities: IntArray, greedy: Greedy) -> Plan:
+    def plan(
+        self,
+        comparisons: Comparisons,
+        tables: Sequence[bytes],
+        capacities: IntArray,
+        greedy: Greedy,
+    ) -> Plan:
         """The key-holder's part: the plan from signs and totals; what is no clear sign is refused, not guessed."""
         numbers = [np.asarray(part.decrypt()) for part in self._read(tables)]
         values, totals = np.concatenate(numbers[:-1]), numbers[-1]
         signs = np.rint(values)
         if not (np.abs(values - signs).max() < 0.25 and np.abs(signs).max() <= 1):
-            raise RefusedError("unclear comparison", "the ciphertexts do not hold differences within the grid")
+            raise RejectedError(
+                "unclear comparison", "the ciphertexts do not hold differences within the grid"
+            )
         order = comparisons.table(signs.astype(np.int64))
-        totals = np.maximum(totals.round(6), 0.0)  # or the errors of CKKS would break ties between labels
+        totals = np.maximum(
+            totals.round(6), 0.0
+        )  # or the errors of CKKS would break ties between labels
         totals = np.where((order > 0).any(axis=0), totals, 0.0)
         devices = np.arange(comparisons.devices)
         return greedy.plan(OrderedFleet(devices, capacities, order.astype(np.float64), totals))
@@ -166,6 +182,10 @@ class Contexts:
     def _read(self, packed: Sequence[bytes]) -> list[Ciphertext]:
         contexts = [self._comparing] * (len(packed) - 1) + [self._summing]
         try:
-            return [tenseal.ckks_vector_from(c, part) for c, part in zip(contexts, packed, strict=True)]
+            return [
+                tenseal.ckks_vector_from(c, part) for c, part in zip(contexts, packed, strict=True)
+            ]
         except (ValueError, RuntimeError) as error:
-            raise RefusedError("unreadable ciphertext", f"{error}: damaged, or of another context") from error
+            raise RejectedError(
+                "unreadable ciphertext", f"{error}: damaged, or of another context"
+            ) from error

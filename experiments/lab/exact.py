@@ -7,10 +7,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from fedkeep.core.coordination import LabelLimits
 from fedkeep.core.errors import FedkeepError
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
+from fedkeep.core.planning.greedy import LabelLimits
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.types import AnyArray, BoolArray, FloatArray
 
 _TOLERANCE = 0.01
@@ -26,7 +26,7 @@ class Exact(LabelLimits):
     With `unbiased`, the slots of each label follow its share of the stream (9d), to the slot or as nearly as can
     be, which comes between the two. Otherwise the label weights supply it.
 
-    >>> fleet = Fleet.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
+    >>> fleet = FleetProfiles.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
     >>> Exact(clients_per_label=1, labels_per_client=2).plan(fleet).quotas.tolist()
     [[3, 1, 0], [0, 0, 2]]
     """
@@ -35,17 +35,19 @@ class Exact(LabelLimits):
     seconds: float = 60.0
     """The time the solver may take; without a proven optimum by then, planning fails."""
 
-    def plan(self, fleet: Fleet) -> Plan:
-        return self.settle(fleet, Problem(fleet, self).table(unbiased=self.unbiased, seconds=self.seconds))
+    def plan(self, fleet: FleetProfiles) -> Plan:
+        return self.settle(
+            fleet, Problem(fleet, self).table(unbiased=self.unbiased, seconds=self.seconds)
+        )
 
-    def replan(self, plan: Plan, fleet: Fleet) -> Plan:  # noqa: ARG002 - an optimum knows no history
+    def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:  # noqa: ARG002 - an optimum knows no history
         return self.plan(fleet)
 
 
-def quantities(fleet: Fleet, held: BoolArray) -> AnyArray:
+def quantities(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
     """Eq. 10: the best slots once it is settled who holds what, each label as near its share of the stream as can be.
 
-    >>> quantities(Fleet.numbered([10, 10], [[40, 5], [20, 15]]), np.ones((2, 2), dtype=bool)).tolist()
+    >>> quantities(FleetProfiles.numbered([10, 10], [[40, 5], [20, 15]]), np.ones((2, 2), dtype=bool)).tolist()
     [[9, 1], [7, 3]]
     """
     return Problem(fleet, LabelLimits(None, None), held).table(unbiased=True)
@@ -59,14 +61,18 @@ class Problem:
     slot; what is beyond that is slack: whole slots seldom meet it.
     """
 
-    def __init__(self, fleet: Fleet, limits: LabelLimits, held: BoolArray | None = None) -> None:
+    def __init__(
+        self, fleet: FleetProfiles, limits: LabelLimits, held: BoolArray | None = None
+    ) -> None:
         self.fleet = fleet
         self.rows, self.labels = np.nonzero(fleet.velocities if held is None else held)
         self.stages = limits.stages(fleet)
         pairs = len(self.rows)
         self.slots: AnyArray = np.arange(pairs)
         self.held: AnyArray = pairs + self.slots
-        self.slack: AnyArray = 2 * pairs + np.arange((len(self.stages) + 1) * fleet.labels).reshape(-1, fleet.labels)
+        self.slack: AnyArray = 2 * pairs + np.arange((len(self.stages) + 1) * fleet.labels).reshape(
+            -1, fleet.labels
+        )
         """A column a label: the holders missing at each stage and, last, the distance from (9d)."""
         self.size = 2 * pairs + self.slack.size
         of_held = np.isin(np.arange(self.size), self.held)
@@ -83,24 +89,39 @@ class Problem:
         for slack, least in zip(missing, self.stages, strict=True):
             self._add(count, [(self.labels, self.held, 1), (label, slack, 1)], least, np.inf)
         target = mass / max(mass.sum(), 1e-300) * fleet.capacities.sum()
-        self._add(count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf)
-        self._add(count, [(self.labels, self.slots, 1), (label, distance, -1)], -np.inf, target + _ROUNDING)
+        self._add(
+            count, [(self.labels, self.slots, 1), (label, distance, 1)], target - _ROUNDING, np.inf
+        )
+        self._add(
+            count,
+            [(self.labels, self.slots, 1), (label, distance, -1)],
+            -np.inf,
+            target + _ROUNDING,
+        )
 
     def objective(self) -> FloatArray:
         cost = np.zeros(self.size)
         cost[self.slots] = -self.fleet.velocities[self.rows, self.labels]
         return cost
 
-    def _add(self, count: int, parts: list[tuple[AnyArray, AnyArray, Any]], low: Any, high: Any) -> None:
+    def _add(
+        self, count: int, parts: list[tuple[AnyArray, AnyArray, Any]], low: Any, high: Any
+    ) -> None:
         """So many rows, of entries (row, column, value)."""
-        row, column, value = map(np.concatenate, zip(*(np.broadcast_arrays(*part) for part in parts), strict=True))
+        row, column, value = map(
+            np.concatenate, zip(*(np.broadcast_arrays(*part) for part in parts), strict=True)
+        )
         matrix = csr_array((value.astype(np.float64), (row, column)), shape=(count, self.size))
         self.constraints.append(LinearConstraint(matrix, low, high))
 
-    def solve(self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0) -> FloatArray:
+    def solve(
+        self, *, unbiased: bool = False, relaxed: bool = False, seconds: float = 60.0
+    ) -> FloatArray:
         """All columns at the optimum: each goal is met in turn and then held to while the next one is sought."""
         columns = np.arange(self.size)
-        goals = [np.isin(columns, slack) * 1.0 for slack in self.slack[: len(self.stages) + unbiased]]
+        goals = [
+            np.isin(columns, slack) * 1.0 for slack in self.slack[: len(self.stages) + unbiased]
+        ]
         constraints, solution = list(self.constraints), np.zeros(self.size)
         for goal in [*goals, self.objective()]:
             found = milp(
@@ -111,13 +132,19 @@ class Problem:
                 options={"time_limit": seconds},
             )
             if found.status != 0:
-                raise FedkeepError(f"no exact plan: {found.message} Use the greedy coordinator for this fleet.")
+                raise FedkeepError(
+                    f"no exact plan: {found.message} Use the greedy coordinator for this fleet."
+                )
             solution = found.x
-            constraints.append(LinearConstraint(goal[None, :], -np.inf, float(goal @ solution) + _TOLERANCE))
+            constraints.append(
+                LinearConstraint(goal[None, :], -np.inf, float(goal @ solution) + _TOLERANCE)
+            )
         return solution
 
     def table(self, *, unbiased: bool, seconds: float = 60.0) -> AnyArray:
         """The slots at the optimum, (C, Y)."""
         table = np.zeros(self.fleet.velocities.shape, dtype=np.int64)
-        table[self.rows, self.labels] = np.rint(self.solve(unbiased=unbiased, seconds=seconds)[self.slots])
+        table[self.rows, self.labels] = np.rint(
+            self.solve(unbiased=unbiased, seconds=seconds)[self.slots]
+        )
         return table

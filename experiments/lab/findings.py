@@ -1,4 +1,4 @@
-"""What the runs of a programme say: means with their intervals, differences seed by seed, and the tables of them."""
+"""What the runs of a suite say: means with their intervals, differences seed by seed, and the tables of them."""
 
 import json
 import math
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeep.config import Table
+from fedkeep.config.experiment import Experiment
 from fedkeep.records.measures import interval
-from fedkeep.sim.experiment import Experiment
+from fedkeep.tables import Table
 from lab.curves import Curve, Curves, forward_passes, mean_of
-from lab.programme import Contest, Programme, read_programme
+from lab.suite import Contest, Suite, read_programme
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
@@ -28,7 +28,9 @@ class Interval(NamedTuple):
     @property
     def ahead(self) -> bool | None:
         """Of a difference, whether it is above 0; None where the interval holds 0, so that more seeds have to tell."""
-        return None if self.half_width is None or abs(self.mean) <= self.half_width else self.mean > 0
+        return (
+            None if self.half_width is None or abs(self.mean) <= self.half_width else self.mean > 0
+        )
 
     @property
     def keeps_up(self) -> bool | None:
@@ -43,35 +45,43 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The finished runs of a programme, as far as they were made."""
+    """The finished runs of a suite, as far as they were made."""
 
-    programme: Programme
+    suite: Suite
     curves: Curves
 
     def tasks(self) -> list[str]:
         """Those that a stage names, in the order of the file: those in the order of time come first there."""
-        named = {task for stage in self.programme.stages for task in stage.tasks}
-        return [task for task in self.programme.tasks if task in named]
+        named = {task for stage in self.suite.stages for task in stage.tasks}
+        return [task for task in self.suite.tasks if task in named]
 
     def methods(self, task: str) -> list[str]:
-        return list(dict.fromkeys(m for stage in self.programme.stages if task in stage.tasks for m in stage.methods))
+        return list(
+            dict.fromkeys(
+                m for stage in self.suite.stages if task in stage.tasks for m in stage.methods
+            )
+        )
 
     def runs(self, row: Contest, rate: float | None = 1.0) -> dict[int, Curve]:
-        """By seed, at this many times the task's learning rate; none of what the programme does not have."""
-        if rate is None or row.task not in self.programme.tasks or row.method not in self.programme.methods:
+        """By seed, at this many times the task's learning rate; none of what the suite does not have."""
+        if rate is None or row.task not in self.suite.tasks or row.method not in self.suite.methods:
             return {}
-        seeds = sorted({seed for stage in self.programme.stages for seed in stage.seeds})
-        wanted = self.programme.reported(row, rate, seeds)
-        return {curve.seed: curve for run in wanted if (curve := self.curves.find(run.digest)) is not None}
+        seeds = sorted({seed for stage in self.suite.stages for seed in stage.seeds})
+        wanted = self.suite.reported(row, rate, seeds)
+        return {
+            curve.seed: curve
+            for run in wanted
+            if (curve := self.curves.find(run.digest)) is not None
+        }
 
     def ran(self) -> Iterator[tuple[Contest, dict[int, Curve]]]:
         """Every row of the stages that has runs at the task's rate."""
-        rows = (row for stage in self.programme.stages for row in self.programme.rows(stage))
+        rows = (row for stage in self.suite.stages for row in self.suite.rows(stage))
         yield from ((row, runs) for row in rows if (runs := self.runs(row)))
 
     def experiment(self, row: Contest) -> Experiment:
         """The row's settings, at any seed."""
-        return self.programme.reported(row, 1.0, (0,))[0].cell.experiment
+        return self.suite.reported(row, 1.0, (0,))[0].cell.experiment
 
 
 def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
@@ -79,11 +89,15 @@ def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None)
     if others is None:
         known = [curve.final for curve in runs.values()]
     else:
-        known = [runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys())]
+        known = [
+            runs[seed].final - others[seed].final for seed in sorted(runs.keys() & others.keys())
+        ]
     return Interval(math.fsum(known) / len(known), interval(known)) if known else None
 
 
-def rounded(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
+def rounded(
+    runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None
+) -> Interval | None:
     """The same to two digits, as tables have it."""
     found = finals(runs, others)
     return found and Interval(round(found.mean, 2), found.half_width and round(found.half_width, 2))
@@ -104,9 +118,15 @@ def share_closed(fifo: float | None, method: float | None, unlimited: float | No
 
 
 def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
-    """Writes what every programme ends in, as far as its runs were made, into the folder `out`."""
-    tables = {"arena": arena, "paper": arena, "bytes": bytes_table, "helps": settings_table, "choice": settings_table}
-    files = {name: experiments / "programmes" / f"{name}.toml" for name in (*tables, "gist")}
+    """Writes what every suite ends in, as far as its runs were made, into the folder `out`."""
+    tables = {
+        "arena": arena,
+        "paper": arena,
+        "bytes": bytes_table,
+        "helps": settings_table,
+        "choice": settings_table,
+    }
+    files = {name: experiments / "suites" / f"{name}.toml" for name in (*tables, "gist")}
     found = {name: Findings(read_programme(file), curves) for name, file in files.items()}
     for name, make in tables.items():
         write_table(out / f"{name}.json", make(found[name]))
@@ -125,7 +145,9 @@ def write_table(path: Path, table: Table) -> None:
 def _lines(value: Any, indent: str) -> str:
     if not isinstance(value, dict) or not any(isinstance(each, dict) for each in value.values()):
         return json.dumps(value)
-    body = ",\n".join(f"{indent} {json.dumps(key)}: {_lines(each, indent + ' ')}" for key, each in value.items())
+    body = ",\n".join(
+        f"{indent} {json.dumps(key)}: {_lines(each, indent + ' ')}" for key, each in value.items()
+    )
     return f"{{\n{body}\n{indent}}}"
 
 
@@ -133,14 +155,14 @@ def arena(found: Findings) -> Table:
     """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
     table: Table = {}
     for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
-        times = found.programme.own_rate(row, found.curves)
+        times = found.suite.own_rate(row, found.curves)
         shared, own = found.runs(row), found.runs(row, times)
         tested_first = found.runs(row._replace(setting=(("record.prequential", True),)))
         shown = own or shared or tested_first
         if not shown:
             continue
         fifo, experiment = Contest(row.task, FIFO), found.experiment(row)
-        fifos_own = found.runs(fifo, found.programme.own_rate(fifo, found.curves))
+        fifos_own = found.runs(fifo, found.suite.own_rate(fifo, found.curves))
         table.setdefault(row.task, {})[row.method] = {
             "own_rate": rounded(own),
             "shared_rate": rounded(shared),
@@ -152,7 +174,9 @@ def arena(found: Findings) -> Table:
             "worst_tenth": mean_of((curve.worst_tenth for curve in shown.values()), 2, 100),
             "rare_recall": mean_of((curve.rare_recall for curve in shown.values()), 2, 100),
             "prequential": mean_of((curve.prequential for curve in tested_first.values()), 2, 100),
-            "forward_passes": mean_of((forward_passes(experiment, curve) for curve in shown.values()), 2),
+            "forward_passes": mean_of(
+                (forward_passes(experiment, curve) for curve in shown.values()), 2
+            ),
         }
     return table
 
@@ -161,7 +185,7 @@ def gist_rows(found: Findings, task: str) -> Table:
     """Every method of a task at every rate: the finals of all seeds, and the lead over FIFO at the same rate."""
     table: Table = {}
     for method in found.methods(task):
-        for rate in found.programme.rates:
+        for rate in found.suite.rates:
             if runs := found.runs(Contest(task, method), rate):
                 row = _beside(runs, found.runs(Contest(task, FIFO), rate)) | {"seeds": list(runs)}
                 row["finals"] = [round(curve.final, 2) for curve in runs.values()]
@@ -181,8 +205,13 @@ def gist_summary(found: Findings) -> Table:
     """By task, at its rate and in percent; `gap_closed` is the better gist's share of what FIFO lacks."""
     table: Table = {}
     for task in found.tasks():
-        runs = {method: found.runs(Contest(task, method)).values() for method in (FIFO, UNLIMITED, *GISTS)}
-        means = {method: mean_of((curve.final for curve in curves), 2) for method, curves in runs.items()}
+        runs = {
+            method: found.runs(Contest(task, method)).values()
+            for method in (FIFO, UNLIMITED, *GISTS)
+        }
+        means = {
+            method: mean_of((curve.final for curve in curves), 2) for method, curves in runs.items()
+        }
         fifo, unlimited = means.pop(FIFO), means.pop(UNLIMITED)
         best = max((value for value in means.values() if value is not None), default=None)
         if best is not None:
@@ -200,7 +229,9 @@ def settings_table(found: Findings) -> Table:
     table: Table = {}
     for row, runs in found.ran():
         place = table.setdefault(row.task, {}).setdefault(row.setting_name or "as it is", {})
-        place[row.method] = _beside(runs, found.runs(row._replace(method=FIFO))) | {"seeds": len(runs)}
+        place[row.method] = _beside(runs, found.runs(row._replace(method=FIFO))) | {
+            "seeds": len(runs)
+        }
     return table
 
 
@@ -216,7 +247,9 @@ def bytes_table(found: Findings) -> Table:
         table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
     for methods in table.values():
         worth: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
-        for method, slots, accuracy in ((m, point[1], point[2]) for m in worth for point in methods[m]):
+        for method, slots, accuracy in (
+            (m, point[1], point[2]) for m in worth for point in methods[m]
+        ):
             enough = (point[1] for point in methods.get(FIFO, []) if point[2] >= accuracy)
             worth[method][str(slots)] = min(enough, default=None)
         methods["worth"] = worth

@@ -3,18 +3,38 @@
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-from fedkeep.config import Table
+from fedkeep.tables import Table
 from lab.blocks import Block, Picture, bar_chart, line_chart, sheet
-from lab.findings import BALANCED, FIFO, GISTS, SLIGHT, UNLIMITED, Findings, Interval, in_words, share_closed
-from lab.programme import Contest
+from lab.findings import (
+    BALANCED,
+    FIFO,
+    GISTS,
+    SLIGHT,
+    UNLIMITED,
+    Findings,
+    Interval,
+    in_words,
+    share_closed,
+)
 from lab.results import mean_curve
+from lab.suite import Contest
 
 SHOWN = "uji-indoor-ordered"
 """The task of the figure by rounds."""
 _IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
-_COMPARED = (*GISTS, BALANCED, "ode-est", "ode-default", "draw", "reservoir", *_LOSS_BASED, *_CORRECTIONS, UNLIMITED)
+_COMPARED = (
+    *GISTS,
+    BALANCED,
+    "ode-est",
+    "ode-default",
+    "draw",
+    "reservoir",
+    *_LOSS_BASED,
+    *_CORRECTIONS,
+    UNLIMITED,
+)
 _RIVALS = (FIFO, BALANCED)
 
 
@@ -22,12 +42,18 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
     """`figures` are the tables by name; `found` the runs of the arena."""
     arena = figures.get("arena", {})
     yield "## The verdict"
-    lines = [f"{number}. {line}" for number, line in enumerate(_verdict(arena, figures.get("bytes", {})), start=1)]
-    yield "\n".join(lines) or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
+    lines = [
+        f"{number}. {line}"
+        for number, line in enumerate(_verdict(arena, figures.get("bytes", {})), start=1)
+    ]
+    yield (
+        "\n".join(lines)
+        or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
+    )
     yield from _pictures(arena, figures.get("bytes", {}), found)
     yield "## The arena"
-    if found.programme.note:
-        yield found.programme.note
+    if found.suite.note:
+        yield found.suite.note
     yield from _all_leads(arena)
     yield from arena_tables(arena)
 
@@ -47,7 +73,9 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
     yield f"ODE as the paper has it against FIFO, {_both_rates(arena, 'ode-est')}."
     loss_based = "; ".join(f"{method} {_both_rates(arena, method)}" for method in _LOSS_BASED)
     yield f"What fair rates leave of the lead of those that take larger steps: {loss_based}."
-    corrections = "; ".join(f"{m.removeprefix('fifo-')} {_leads(arena, m, 'over_fifo')}" for m in _CORRECTIONS)
+    corrections = "; ".join(
+        f"{m.removeprefix('fifo-')} {_leads(arena, m, 'over_fifo')}" for m in _CORRECTIONS
+    )
     yield f"Corrections that others would use on FIFO's store, at own rates: {corrections}."
     yield f"A larger FIFO of no more bytes is the better buy on {_better_buys(bytes_)}."
 
@@ -59,7 +87,11 @@ def _both_rates(arena: Table, method: str) -> str:
 
 def _leads(arena: Table, method: str, key: str) -> str:
     """Who is ahead where, by the interval of the difference; up to three tasks are named."""
-    found = {task: Interval(*lead) for task, row in arena.items() if (lead := row.get(method, {}).get(key))}
+    found = {
+        task: Interval(*lead)
+        for task, row in arena.items()
+        if (lead := row.get(method, {}).get(key))
+    }
     if not found:
         return "not run yet"
     words = []
@@ -77,28 +109,41 @@ def _leads(arena: Table, method: str, key: str) -> str:
 
 def _all_leads(arena: Table) -> Iterator[Block]:
     """Every task in one table: FIFO's accuracy and the others' leads over it."""
-    for key, accuracy, rate in (("over_fifo", "own_rate", "own"), ("over_fifo_shared", "shared_rate", "the task's")):
+    for key, accuracy, rate in (
+        ("over_fifo", "own_rate", "own"),
+        ("over_fifo_shared", "shared_rate", "the task's"),
+    ):
         methods = [m for m in _COMPARED if any(row.get(m, {}).get(key) for row in arena.values())]
         rows = []
         for task, row in ((task, row) for task, row in arena.items() if FIFO in row):
             rows.append([task, _number((row[FIFO][accuracy] or (None,))[0])])
             for lead in (row.get(m, {}).get(key) for m in methods):
                 words = "" if lead is None else f"{lead[0] or 0.0:+.1f}"
-                rows[-1].append(f"({words})" if lead is not None and Interval(*lead).ahead is None else words)
+                rows[-1].append(
+                    f"({words})" if lead is not None and Interval(*lead).ahead is None else words
+                )
         yield f"### Every task, at {rate} rate"
         yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
         yield sheet(("task", "FIFO", *methods), rows)
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:
-    named = {task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered}
-    said = ", ".join(f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None)
+    named = {
+        task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered
+    }
+    said = ", ".join(
+        f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None
+    )
     return said or "not run yet"
 
 
 def _closed(row: Table) -> float | None:
     """At the task's rate; None where the gap is below half a point."""
-    means = {m: float(found["shared_rate"][0]) for m, found in row.items() if found["shared_rate"] is not None}
+    means = {
+        m: float(found["shared_rate"][0])
+        for m, found in row.items()
+        if found["shared_rate"] is not None
+    }
     best = max((means[m] for m in GISTS if m in means), default=None)
     if FIFO not in means or UNLIMITED not in means or means[UNLIMITED] - means[FIFO] < SLIGHT:
         return None
@@ -113,49 +158,88 @@ def _better_buys(table: Table) -> str:
         buys = []
         for method in (m for m in methods if m.startswith("gist")):
             for size, slots, accuracy, _ in methods[method]:
-                best = max((p for p in stores if p[0] <= size), key=lambda point: float(point[2]), default=None)
+                best = max(
+                    (p for p in stores if p[0] <= size),
+                    key=lambda point: float(point[2]),
+                    default=None,
+                )
                 if best is not None and best[2] > accuracy:
                     words = f"FIFO with {best[1]} slots {best[2]:.1f}, {method} with {slots} {accuracy:.1f}"
                     buys.append((best[2] - accuracy, words))
         if buys:
             found[task] = f"{task} ({max(buys)[1]})"
-    said, rest = ", ".join(found.values()) or "none of what ran", ", ".join(task for task in table if task not in found)
+    said, rest = (
+        ", ".join(found.values()) or "none of what ran",
+        ", ".join(task for task in table if task not in found),
+    )
     return f"{said}; on none of {rest}" if found and rest else said if table else "not run yet"
 
 
 def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Picture]:
     """Accuracy by round, the gap closed by task, and accuracy by bytes and by compute, a cross a method."""
-    runs = {method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)}
+    runs = {
+        method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)
+    }
     if series := {method: mean_curve(list(own.values())) for method, own in runs.items() if own}:
         title = f"{SHOWN}: accuracy by round, in the order of time"
         yield Picture("by-rounds", line_chart(title, series, "round", "accuracy, %"), title)
-    if percents := {task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None}:
-        chart = bar_chart("How much of the way from FIFO to unlimited storage the better gist goes", percents, " %")
+    if percents := {
+        task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None
+    }:
+        chart = bar_chart(
+            "How much of the way from FIFO to unlimited storage the better gist goes",
+            percents,
+            " %",
+        )
         yield Picture("gap-closed", chart, "share of the gap closed, per task")
-    for task in [name for name in ("har-ordered", "uji-indoor-ordered", "embedded") if name in by_bytes][:1]:
-        series = {m: [(p[0] / 1024, p[2]) for p in points] for m, points in by_bytes[task].items() if m != "worth"}
+    for task in [
+        name for name in ("har-ordered", "uji-indoor-ordered", "embedded") if name in by_bytes
+    ][:1]:
+        series = {
+            m: [(p[0] / 1024, p[2]) for p in points]
+            for m, points in by_bytes[task].items()
+            if m != "worth"
+        }
         title = f"{task}: accuracy by kilobytes at rest"
         yield Picture("by-bytes", line_chart(title, series, "kB at rest", "accuracy, %"), title)
     methods = arena.get(SHOWN, {})
     fifo = methods.get(FIFO, {}).get("forward_passes")
     crosses = {}
     for method, row in methods.items():
-        if fifo and not method.startswith(UNLIMITED) and (reached := row["own_rate"] or row["shared_rate"]):
+        if (
+            fifo
+            and not method.startswith(UNLIMITED)
+            and (reached := row["own_rate"] or row["shared_rate"])
+        ):
             crosses[method] = [(row["forward_passes"] / fifo, reached[0])]
     if crosses:
         title = f"{SHOWN}: accuracy by device compute, FIFO's forward passes being 1"
-        yield Picture("by-compute", line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"), title)
+        yield Picture(
+            "by-compute",
+            line_chart(title, crosses, "times FIFO's forward passes", "accuracy, %"),
+            title,
+        )
 
 
 def arena_tables(arena: Table) -> Iterator[Block]:
-    titles = ("own rate", "over FIFO", "task's rate", "over FIFO", "worst tenth", "rarest labels", "prequential")
+    titles = (
+        "own rate",
+        "over FIFO",
+        "task's rate",
+        "over FIFO",
+        "worst tenth",
+        "rarest labels",
+        "prequential",
+    )
     for task, methods in arena.items():
         yield f"### {task}"
         fifo_passes = methods.get(FIFO, {}).get("forward_passes")
         rows = []
         for method, row in methods.items():
             own = in_words(row["own_rate"]) + (f" ({row['rate']:.3g})" if row["rate"] else "")
-            lead, shared_lead = (in_words(row[key], "+") for key in ("over_fifo", "over_fifo_shared"))
+            lead, shared_lead = (
+                in_words(row[key], "+") for key in ("over_fifo", "over_fifo_shared")
+            )
             numbers = [_number(row[key]) for key in ("worst_tenth", "rare_recall", "prequential")]
             compute = _number(row["forward_passes"] / fifo_passes if fifo_passes else None)
             accuracies = (own, lead, in_words(row["shared_rate"]), shared_lead, *numbers)
@@ -168,7 +252,7 @@ def _number(value: float | None) -> str:
 
 
 def sweeps(helps: Table) -> Iterator[Block]:
-    """One table and one figure per task and key of the programme `helps`."""
+    """One table and one figure per task and key of the suite `helps`."""
     for task, settings in helps.items():
         by_key: dict[str, dict[str, Table]] = {}
         for setting, methods in settings.items():
@@ -183,12 +267,17 @@ def sweeps(helps: Table) -> Iterator[Block]:
             yield f"### {task}, {key}"
             yield sheet(("method", *values), ((method, *said) for method, said in cells.items()))
             if all(value.replace(".", "", 1).isdigit() for value in values):
-                series = {m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r] for m in cells}
+                series = {
+                    m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r]
+                    for m in cells
+                }
                 title = f"{task}: accuracy by {key}"
                 yield Picture(f"{task}-{key}", line_chart(title, series, key, "accuracy, %"), title)
 
 
-def candidates(means: Mapping[str, Mapping[str, float]], form: str) -> list[tuple[str, dict[str, float], list[str]]]:
+def candidates(
+    means: Mapping[str, Mapping[str, float]], form: str
+) -> list[tuple[str, dict[str, float], list[str]]]:
     """Those of a form ("gist-local", "gist-shared") that ran on every task, the first of them to be chosen.
 
     That is the rule of experiments/README.md: who falls more than half a point behind the better of FIFO and
@@ -198,14 +287,19 @@ def candidates(means: Mapping[str, Mapping[str, float]], form: str) -> list[tupl
     found = []
     for method in dict.fromkeys(m for row in means.values() for m in row if m.startswith(form)):
         if all(method in row for row in means.values()):
-            leads = {task: row[method] - max(row[rival] for rival in _RIVALS) for task, row in means.items()}
+            leads = {
+                task: row[method] - max(row[rival] for rival in _RIVALS)
+                for task, row in means.items()
+            }
             found.append((method, leads, [task for task, lead in leads.items() if lead < -SLIGHT]))
     return sorted(found, key=lambda each: (len(each[2]), -sum(each[1].values())))
 
 
 def choosing(table: Table) -> Iterator[Block]:
     """The candidates as tables, and the first of each form in words; `table` is results/choice.json."""
-    means = {t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()}
+    means = {
+        t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()
+    }
     complete = {task: row for task, row in means.items() if all(rival in row for rival in _RIVALS)}
     for form in GISTS:
         if ranked := candidates(complete, form):
@@ -216,5 +310,7 @@ def choosing(table: Table) -> Iterator[Block]:
             rows = []
             for method, leads, behind in ranked:
                 numbers = (*leads.values(), sum(leads.values()) / len(leads))
-                rows.append((method, *map("{:+.2f}".format, numbers), ", ".join(behind) or "nowhere"))
+                rows.append(
+                    (method, *map("{:+.2f}".format, numbers), ", ".join(behind) or "nowhere")
+                )
             yield sheet(("candidate", *complete, "mean", "half a point behind on"), rows)

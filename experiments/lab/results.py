@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedkeep.config import read_toml
 from fedkeep.records.measures import Ratio, ratio
 from fedkeep.records.runs import versions
+from fedkeep.tables import read_toml
 from lab.curves import Curve, read_summary
 from lab.findings import LEVEL, Interval, finals
 
@@ -40,7 +40,10 @@ class Paper:
 
 def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
     """What a program measured, with the command and the versions that it was measured by."""
-    said = {"command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]), "versions": versions()}
+    said = {
+        "command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]),
+        "versions": versions(),
+    }
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{script}.json").write_text(json.dumps(said | figures, indent=1) + "\n")
 
@@ -49,8 +52,10 @@ class Results:
     """What has been run so far, and what the paper says of it."""
 
     def __init__(self, directory: Path, paper: Paper) -> None:
-        # The programmes have tables of their own.
-        paths = sorted(p for p in directory.glob("*/*.json") if p.parent.name not in {"curves", "gist"})
+        # The suites have tables of their own.
+        paths = sorted(
+            p for p in directory.glob("*/*.json") if p.parent.name not in {"curves", "gist"}
+        )
         self.summaries = {(summary := read_summary(path)).experiment: summary for path in paths}
         self.directory, self.paper = directory, paper
         self.figures = {p.stem: json.loads(p.read_text()) for p in directory.glob("*.json")}
@@ -70,11 +75,16 @@ class Results:
             return {}
         chosen = self.settings(experiment)[:1] if setting is None else [setting]
         curves = self.summaries[experiment].curves
-        return {c.seed: c for c in curves if c.method == method and c.setting in chosen and c.rounds}
+        return {
+            c.seed: c for c in curves if c.method == method and c.setting in chosen and c.rounds
+        }
 
     def speedup(self, experiment: str, method: str) -> Ratio:
         """How much sooner than FIFO a method gets to where FIFO ends."""
-        own, fifo = ({s: c.evaluations for s, c in self.runs(experiment, m).items()} for m in (method, "fifo"))
+        own, fifo = (
+            {s: c.evaluations for s, c in self.runs(experiment, m).items()}
+            for m in (method, "fifo")
+        )
         return ratio(own, "fifo", fifo)
 
     def margin(self, experiment: str, one: str, other: str) -> Interval | None:
@@ -84,7 +94,10 @@ class Results:
     def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
         """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
         for name in self.summaries:
-            if name.startswith(f"{folder}/") and (margin := self.margin(name, one, other)) is not None:
+            if (
+                name.startswith(f"{folder}/")
+                and (margin := self.margin(name, one, other)) is not None
+            ):
                 yield name.removeprefix(f"{folder}/"), self.speedup(name, one), margin
 
 
@@ -92,7 +105,10 @@ def mean_curve(curves: list[Curve]) -> list[tuple[float, float]]:
     """Accuracy by round in percent, the mean over runs, as far as all of them got."""
     heights = zip(*(curve.accuracy for curve in curves), strict=False)
     rounds = min((curve.rounds for curve in curves), key=len)
-    return [(float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at)) for r, at in zip(rounds, heights, strict=True)]
+    return [
+        (float(r), 100 * math.fsum(a or 0.0 for a in at) / len(at))
+        for r, at in zip(rounds, heights, strict=True)
+    ]
 
 
 Finding = tuple[bool | None, str]
@@ -137,7 +153,9 @@ def faster(results: Results) -> Iterator[Finding]:
 
 def more_accurate(results: Results, method: str) -> Iterator[Finding]:
     for task, _, margin in results.pairs("table2", method, "fifo"):
-        printed, base = (results.paper.of("table2", "accuracy", task, name) for name in (method, "fifo"))
+        printed, base = (
+            results.paper.of("table2", "accuracy", task, name) for name in (method, "fifo")
+        )
         theirs = "" if printed is None or base is None else f" (paper {printed - base:+.1f})"
         yield (margin.ahead, f"{task} {margin} points{theirs}")
 
@@ -149,7 +167,11 @@ for _name, _method in (("ODE-Est", "ode-est"), ("ODE-Exact", "ode-exact")):
 @claim("Limited storage costs up to 4 times the training time and 7 % accuracy")
 def storage_costs(results: Results) -> Iterator[Finding]:
     """Against unlimited storage; where that ran once or not at all, against a larger store too."""
-    stores = [found for folder in ("table2", "motivation") for found in results.pairs(folder, "full-data", "fifo")]
+    stores = [
+        found
+        for folder in ("table2", "motivation")
+        for found in results.pairs(folder, "full-data", "fifo")
+    ]
     known = {task for task, _, margin in stores if margin.half_width is not None}
     for task, most, margin in results.pairs("motivation", "fifo-20", "fifo"):
         if task not in known:
@@ -164,11 +186,18 @@ def storage_costs(results: Results) -> Iterator[Finding]:
 def filters_between(results: Results) -> Iterator[Finding]:
     for task in ("st", "st-converging", "st-all-labels", "ic", "har", "tc"):
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
-        found = [reached.mean for name in names if (reached := finals(results.runs(f"table2/{task}", name)))]
+        found = [
+            reached.mean
+            for name in names
+            if (reached := finals(results.runs(f"table2/{task}", name)))
+        ]
         if len(found) == len(names):
             fb, sld, hl, gn, fifo = found
             holds = min(fb, sld) > max(hl, gn) and max(fb, sld) < fifo
-            yield (holds, f"{task}: FB {fb:.1f}, SLD {sld:.1f}, HL {hl:.1f}, GN {gn:.1f}, FIFO {fifo:.1f}")
+            yield (
+                holds,
+                f"{task}: FB {fb:.1f}, SLD {sld:.1f}, HL {hl:.1f}, GN {gn:.1f}, FIFO {fifo:.1f}",
+            )
 
 
 @claim("FIFO and reservoir sampling are as good as each other")
@@ -181,7 +210,10 @@ def fifo_is_random(results: Results) -> Iterator[Finding]:
 def importance_fails(results: Results) -> Iterator[Finding]:
     for method in ("high-loss", "gradient-norm"):
         for task, speed, _ in results.pairs("table2", method, "fifo"):
-            yield (speed.reached == 0, f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it")
+            yield (
+                speed.reached == 0,
+                f"{method} on {task}: {speed.reached} of {speed.seeds} seeds reach it",
+            )
 
 
 @claim("Simplified ODE saves 44 % memory and 83 % delay for at most a point")
@@ -210,7 +242,11 @@ def gains_hold(results: Results) -> Iterator[Finding]:
 def term_two_rules(results: Results) -> Iterator[Finding]:
     for task, row in results.measured.items():
         low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
-        theirs = f" (paper about {results.paper.claims['term2_over_term1_har']:.0f})" if task == "har" else ""
+        theirs = (
+            f" (paper about {results.paper.claims['term2_over_term1_har']:.0f})"
+            if task == "har"
+            else ""
+        )
         yield (low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
 
 
@@ -222,7 +258,10 @@ def values_are_stable(results: Results) -> Iterator[Finding]:
         printed = results.paper.claims.get(f"pearson_rounds_{task}")
         theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
         far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
-        yield (near >= 0.85, f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}")
+        yield (
+            near >= 0.85,
+            f"{task}: at least {near:.2f} between neighbouring rounds measured, {far}{theirs}",
+        )
 
 
 @claim("The last layer's gradient tracks the full one")
@@ -231,7 +270,10 @@ def last_layer_tracks(results: Results) -> Iterator[Finding]:
         if not task.startswith("st"):
             low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
             printed = results.paper.claims[f"pearson_last_layer_{task}"]
-            yield (low >= 0.85, f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})")
+            yield (
+                low >= 0.85,
+                f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})",
+            )
 
 
 @claim("The one-step look-ahead agrees with leave-one-out and Shapley")
@@ -247,7 +289,10 @@ def greedy_is_near(results: Results) -> Iterator[Finding]:
     if figures := results.figures.get("coordination"):
         worst, median = figures["ratio_worst"], figures["ratio_median"]
         holds = worst >= results.paper.claims["greedy_over_optimum"]
-        yield (holds, f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)")
+        yield (
+            holds,
+            f"median {median:.3f}, worst {worst:.3f} of the optimum (`benchmarks/coordination.py`)",
+        )
 
 
 @claim("Theorem 1 bounds the loss reduction")
@@ -256,7 +301,10 @@ def theorem_one(results: Results) -> Iterator[Finding]:
     constants["corrected"] = "L zeta m eta²/(2|B|)"
     if part := results.figures.get("theory", {}).get("theorem1"):
         for name, broken in part["broken"].items():
-            yield (broken == 0, f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks")
+            yield (
+                broken == 0,
+                f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks",
+            )
 
 
 @claim("Theorem 2 and Lemma 1 bound the divergence")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.config.experiment import resolve
 from fedkeep.data.federation import Federation
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 HERE = Path(__file__).parent
 EPSILONS = (0.5, 1.0, 2.0, 8.0, 32.0)
@@ -70,12 +70,20 @@ def run(task: str, seeds: int) -> None:
         if (name, epsilon, seed) in known:
             continue
         privacy = {**TASKS[task]["privacy"], **differs.get("privacy", {})}
-        experiment = resolve({**TASKS[task], **differs, "privacy": privacy, "seed": seed, "record": {"every": 10}})
+        experiment = resolve(
+            {**TASKS[task], **differs, "privacy": privacy, "seed": seed, "record": {"every": 10}}
+        )
         if seed not in data:
             data = {seed: experiment.task.load(seed)}
-        evaluated = [r.evaluation for r in Simulator(experiment, data[seed]).run() if r.evaluation is not None]
+        evaluated = [
+            r.evaluation
+            for r in Simulator(experiment, data[seed]).run()
+            if r.evaluation is not None
+        ]
         accuracy = float(np.mean([e.accuracy for e in evaluated[-3:]]))
-        done.append({"curve": name, "epsilon": epsilon, "seed": seed, "accuracy": round(accuracy, 5)})
+        done.append(
+            {"curve": name, "epsilon": epsilon, "seed": seed, "accuracy": round(accuracy, 5)}
+        )
         path.write_text(json.dumps(done, indent=0) + "\n")
 
 
@@ -85,7 +93,9 @@ def draw(path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, panels = plt.subplots(2, 2, figsize=(10, 4.6), sharex="col", height_ratios=[2, 1], layout="constrained")
+    figure, panels = plt.subplots(
+        2, 2, figsize=(10, 4.6), sharex="col", height_ratios=[2, 1], layout="constrained"
+    )
     for (upper, lower), task in zip(panels.T, TASKS, strict=True):
         runs = json.loads((HERE / f"accuracy-{task}.json").read_text())
         for name, style in (("no noise", "-"), ("no estimator (reservoir)", ":")):
@@ -93,9 +103,14 @@ def draw(path: Path) -> None:
             upper.axhline(level, ls=style, color="k", label=name)
         for name, colour in zip(CURVES, COLOURS, strict=True):
             axes = lower if "model" in name else upper
-            own = [[r["accuracy"] for r in runs if (r["curve"], r["epsilon"]) == (name, e)] for e in EPSILONS]
+            own = [
+                [r["accuracy"] for r in runs if (r["curve"], r["epsilon"]) == (name, e)]
+                for e in EPSILONS
+            ]
             axes.plot(EPSILONS, [np.mean(a) for a in own], "o-", ms=4, color=colour, label=name)
-            axes.fill_between(EPSILONS, [min(a) for a in own], [max(a) for a in own], color=colour, alpha=0.15)
+            axes.fill_between(
+                EPSILONS, [min(a) for a in own], [max(a) for a in own], color=colour, alpha=0.15
+            )
         upper.set_title(TITLES[task], fontsize=9)
         upper.set(ylabel="accuracy", ylim=(0.8, 0.88))
         lower.set(ylabel="accuracy", ylim=(0, 0.45), xscale="log", xlabel="epsilon (delta = 1e-5)")

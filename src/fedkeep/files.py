@@ -8,25 +8,27 @@ from pathlib import Path
 from typing import IO
 
 
-def beside(path: Path) -> Path:
+def temp_path(path: Path) -> Path:
     """Where a file is made before it takes its name."""
     return path.with_name(path.name + ".new")
 
 
 @contextmanager
-def writing(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A file that takes its name once it is written and on the disk; if that fails, what was there stays.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     with writing(Path(folder) / "note.txt") as file:
+    ...     with atomic_write(Path(folder) / "note.txt") as file:
     ...         _ = file.write(b"whole")
     ...     [(found.name, found.read_text()) for found in Path(folder).iterdir()]
     [('note.txt', 'whole')]
     """
-    new = beside(path)
+    new = temp_path(path)
     try:
-        with os.fdopen(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb") as file:
+        with os.fdopen(
+            os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb"
+        ) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import Registry, did_you_mean, find
+from fedkeep.core.registry import Registry, did_you_mean, find
 
 Thing = TypeVar("Thing")
 
@@ -38,7 +38,9 @@ def load_object(path: str) -> Any:
                 sys.path.append(str(folder))
         loaded = _load_file(file) if file else importlib.import_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"cannot import '{module}': {error.msg} in line {error.lineno}") from error
+        raise ConfigError(
+            f"cannot import '{module}': {error.msg} in line {error.lineno}"
+        ) from error
     except Exception as error:  # whatever the module does when it is run
         raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
     if not hasattr(loaded, name):

@@ -12,12 +12,12 @@ import numpy as np
 from fedkeep.core.device import Device
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Job, Learner
+from fedkeep.core.protocols import Learner, TrainingJob
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.types import Assignment, Batch, LocalTraining, TrainOrder
 from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.learn.judging import judge
+from fedkeep.learn.evaluation import judge
 
 _FEATURES, _LABELS, _SLOTS = 6, 3, 4
 _LEARNER = DenseLearner((_FEATURES, _LABELS))
@@ -40,11 +40,18 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
         device.observe(batch, 0.0)
         device.participate(_order(0))
     except (FedkeepError, ValueError) as error:
-        raise ConformanceError(f"the samples belong to the caller and must not be written: {error}") from error
+        raise ConformanceError(
+            f"the samples belong to the caller and must not be written: {error}"
+        ) from error
     whole, mixed = _play(policy, [40], rounds=3), _play(policy, [13, 1, 26], rounds=3)
-    _require(whole == _play(policy, [1] * 40, rounds=3) == mixed, "what is kept does not depend on chunking")
+    _require(
+        whole == _play(policy, [1] * 40, rounds=3) == mixed,
+        "what is kept does not depend on chunking",
+    )
     restarted = _play(policy, [20, 20], rounds=2, restart=True)
-    _require(_play(policy, [20, 20], rounds=2) == restarted, "what is kept survives snapshot and restore")
+    _require(
+        _play(policy, [20, 20], rounds=2) == restarted, "what is kept survives snapshot and restore"
+    )
     _require(
         _play(policy, [30], rounds=2) == _play(policy, [30], rounds=2),
         "the same seed keeps the same samples; take randomness from view.uniform",
@@ -52,7 +59,9 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
     return ["scores", "inputs", "chunking", "restart", "repeatable"]
 
 
-def _play(policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False) -> list[int]:
+def _play(
+    policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False
+) -> list[int]:
     """What a device stores after arrivals in chunks and a participation, `rounds` times over; first without g_hat."""
     device, samples, start = _device(policy), _samples(sum(chunks) * rounds), 0
     for round_ in range(rounds):
@@ -77,14 +86,18 @@ def _device(policy: SelectionPolicy) -> Device:
         weighting=Weighting(),
         seed=3,
     )
-    device.install(_LEARNER.initial(1))
+    device.set_model(_LEARNER.initial(1))
     device.assign(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
     return device
 
 
 def _order(round_: int) -> TrainOrder:
-    direction = np.random.default_rng(round_).standard_normal(_LEARNER.gradient_size).astype(np.float32)
-    return TrainOrder(round_, _LEARNER.initial(round_ + 2), direction if round_ else None, LocalTraining(0.1, 2))
+    direction = (
+        np.random.default_rng(round_).standard_normal(_LEARNER.gradient_size).astype(np.float32)
+    )
+    return TrainOrder(
+        round_, _LEARNER.initial(round_ + 2), direction if round_ else None, LocalTraining(0.1, 2)
+    )
 
 
 def _samples(n: int) -> Batch:
@@ -106,13 +119,21 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     measured = learner.probe(model).measure(batch)
     rng = np.random.default_rng(seed)
     direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
-    projections, norms, mean = measured.projections(direction), measured.norms(), measured.mean_gradient()
-    _require(mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction")
+    projections, norms, mean = (
+        measured.projections(direction),
+        measured.norms(),
+        measured.mean_gradient(),
+    )
+    _require(
+        mean.shape == (learner.gradient_size,), "the mean gradient has the length of a direction"
+    )
     along = float(mean.astype(np.float64) @ direction)
     _require_close(projections.mean(), along, "the mean of the projections is that of the mean")
     weights = rng.random(len(batch))
     weighted = float(measured.weighted_gradient(weights).astype(np.float64) @ direction)
-    _require_close((weights * projections).mean(), weighted, "the weighted gradient weighs each sample's own")
+    _require_close(
+        (weights * projections).mean(), weighted, "the weighted gradient weighs each sample's own"
+    )
     most = norms * np.linalg.norm(direction) * (1 + 1e-4) + 1e-6
     _require(bool((np.abs(projections) <= most).all()), "no projection exceeds its norm")
     losses, _ = judge(learner, model, batch.x, batch.y)
@@ -123,14 +144,20 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     step = 1e-2 / float(np.linalg.norm(direction))
     shift = np.zeros_like(model)
     shift[len(model) - len(direction) :] = np.float32(step) * direction
-    ahead, behind = (learner.probe(model + sign * shift).measure(batch).losses() for sign in (1, -1))
-    near = np.abs((ahead - behind) / (2 * step) - projections) <= 0.02 * (np.abs(projections).max() + 1e-9)
+    ahead, behind = (
+        learner.probe(model + sign * shift).measure(batch).losses() for sign in (1, -1)
+    )
+    near = np.abs((ahead - behind) / (2 * step) - projections) <= 0.02 * (
+        np.abs(projections).max() + 1e-9
+    )
     _require(bool(near.all()), "projections are derivatives of the losses")
-    job, local = Job(batch, np.ones(len(batch)), seed=0), LocalTraining(1e-3, 5)
+    job, local = TrainingJob(batch, np.ones(len(batch)), seed=0), LocalTraining(1e-3, 5)
     trained = learner.train(model, job, local)
     after = learner.probe(trained).measure(batch).losses().mean()
     _require(bool(after < measured.losses().mean()), "training lowers the loss")
-    _require(bool((learner.train(model, job, local) == trained).all()), "training repeats to the bit")
+    _require(
+        bool((learner.train(model, job, local) == trained).all()), "training repeats to the bit"
+    )
     return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
 
 

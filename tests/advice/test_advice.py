@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 import fedkeep
 from fedkeep.advice.trial import BALANCED, CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
-from fedkeep.advice.verdict import Look, advise, recommended, worries
+from fedkeep.advice.verdict import DatasetProfile, advise, recommended, worries
 from fedkeep.agent.assembly import budget_for, read_config
-from fedkeep.agent.opening import plan as plan_store
+from fedkeep.agent.store_file import plan as plan_store
 from fedkeep.cli.app import app
-from fedkeep.config import read_experiment, read_toml
+from fedkeep.config.experiment import expand
+from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.fleet.specification import parse_fleet
-from fedkeep.sim.experiment import expand
+from fedkeep.tables import read_experiment, read_toml
 
 
 def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Federation:
@@ -38,14 +38,18 @@ def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
     rates = dict.fromkeys((*CANDIDATES, UNLIMITED), 0.03)
     panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
     judged = {method: dict(enumerate(values)) for method, values in finals.items()}
-    others = {method: {s: v - 0.2 for s, v in judged[FIFO].items()} for method in CANDIDATES if method not in judged}
+    others = {
+        method: {s: v - 0.2 for s, v in judged[FIFO].items()}
+        for method in CANDIDATES
+        if method not in judged
+    }
     return Trial(panel, tmp_path, 60, 1, lambda *_: None, finals=judged | others)
 
 
 def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
     rng = np.random.default_rng(1)
     y = rng.integers(0, 4, 4000)
-    even, ordered = Look(fleet(y)), Look(fleet(np.sort(y)))
+    even, ordered = DatasetProfile(fleet(y)), DatasetProfile(fleet(np.sort(y)))
     assert even.drift == pytest.approx(even.drift_by_chance, abs=0.1)
     assert [worry.split(":")[0] for worry in worries(even, 10, shuffled=False)] == [
         "4 devices are few for federated learning"
@@ -60,7 +64,7 @@ def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
 
 
 def test_a_store_that_holds_everything_leaves_nothing_to_choose() -> None:
-    seen = Look(fleet(np.arange(40) % 4))  # ten a device
+    seen = DatasetProfile(fleet(np.arange(40) % 4))  # ten a device
     assert "there is nothing to choose" in next(worries(seen, 10, shuffled=True))
     assert "there is nothing to choose" not in next(worries(seen, 9, shuffled=True))
 
@@ -71,22 +75,31 @@ def test_wrong_labels_are_seen_and_counted() -> None:
     x = np.eye(4, 8, dtype=np.float32)[y] * 9
     wrong = rng.random(3000) < 0.1
     y[wrong] = (y[wrong] + 1) % 4
-    assert Look(fleet(y, x=x)).doubtful == pytest.approx(0.1 * 0.9**5, abs=0.03)
-    assert Look(fleet(np.arange(3000) % 4)).doubtful == 0.0
+    assert DatasetProfile(fleet(y, x=x)).doubtful == pytest.approx(0.1 * 0.9**5, abs=0.03)
+    assert DatasetProfile(fleet(np.arange(3000) % 4)).doubtful == 0.0
 
 
 def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
-    tried = trial({FIFO: [0.70, 0.71, 0.72], "ode": [0.75, 0.77, 0.76], UNLIMITED: [0.8, 0.8, 0.8]}, tmp_path)
+    tried = trial(
+        {FIFO: [0.70, 0.71, 0.72], "ode": [0.75, 0.77, 0.76], UNLIMITED: [0.8, 0.8, 0.8]}, tmp_path
+    )
     assert recommended(tried) == "ode"
-    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
-    assert said[1] == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
-    assert any(line.startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode") for line in said)
+    said = advise(
+        tried, DatasetProfile(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True
+    )
+    assert (
+        said[1]
+        == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
+    )
+    assert any(
+        line.startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode") for line in said
+    )
 
 
 def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> None:
     ahead = trial({FIFO: [0.75, 0.77, 0.76], "ode": [0.70, 0.71, 0.72]}, tmp_path)
     assert recommended(ahead) == FIFO
-    seen = Look(fleet(np.arange(4000) % 4))
+    seen = DatasetProfile(fleet(np.arange(4000) % 4))
     assert "Use FIFO: no other way of choosing did better" in "".join(
         advise(ahead, seen, 800, shuffled=True, complete=True)
     )
@@ -94,7 +107,8 @@ def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> 
     assert recommended(open_) == FIFO
     said = "\n".join(advise(open_, seen, 800, shuffled=True, complete=False))
     assert (
-        "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it" in said
+        "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it"
+        in said
     )
     assert "about 29 seeds would decide it" in said
     assert "give it more with --minutes" in said
@@ -109,7 +123,10 @@ def test_a_lead_within_a_point_is_not_worth_another_method(tmp_path: Path) -> No
 
 
 def test_decided_methods_need_no_more_seeds(tmp_path: Path) -> None:
-    tried = trial({FIFO: [0.70, 0.71, 0.72], BALANCED: [0.74, 0.78, 0.76], "ode": [0.75, 0.77, 0.76]}, tmp_path)
+    tried = trial(
+        {FIFO: [0.70, 0.71, 0.72], BALANCED: [0.74, 0.78, 0.76], "ode": [0.75, 0.77, 0.76]},
+        tmp_path,
+    )
     assert tried.leader() in (BALANCED, "ode")
     assert FIFO not in tried.open()
     assert len(tried.open()) == 1
@@ -118,15 +135,24 @@ def test_decided_methods_need_no_more_seeds(tmp_path: Path) -> None:
 def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
     panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
     assert LOCAL not in panel.methods
-    tried = Trial(panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods})
-    said = advise(tried, Look(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True)
+    tried = Trial(
+        panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods}
+    )
+    said = advise(
+        tried, DatasetProfile(fleet(np.arange(4000) % 4)), 800, shuffled=True, complete=True
+    )
     assert "A gist takes 800 bytes, which leaves no room for samples." in said
 
 
 def test_a_table_reads_back_from_toml(tmp_path: Path) -> None:
     table = {
         "seed": 1,
-        "task": {"name": "own", "shape": [1, 2], "path": 'C:\\new\\5" disks.csv', "two words": ["ä\t", "\x7f"]},
+        "task": {
+            "name": "own",
+            "shape": [1, 2],
+            "path": 'C:\\new\\5" disks.csv',
+            "two words": ["ä\t", "\x7f"],
+        },
         "methods": {"balanced fifo": {"policy": {"name": "fifo"}}},
     }
     (tmp_path / "a.toml").write_text(as_toml(table))
@@ -143,10 +169,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_advice_leaves_files_that_can_be_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, small in {"_FEWEST_ROUNDS": 20, "_MOST_ROUNDS": 20, "MOST_SEEDS": 4}.items():
         monkeypatch.setattr(f"fedkeep.advice.trial.{name}", small)
-    arguments = ["advise", "mine.npz", "--minutes", "9", "--jobs", "1", "--bytes", "240B", "--participation", "0.5"]
+    arguments = [
+        "advise",
+        "mine.npz",
+        "--minutes",
+        "9",
+        "--jobs",
+        "1",
+        "--bytes",
+        "240B",
+        "--participation",
+        "0.5",
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
     assert "\nUse " in done.output
@@ -154,7 +193,11 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch:
     advice = folder / "advice" / "mine"
     cells = expand(read_experiment(advice / "experiment.toml"))
     slots = {cell.experiment.label: cell.experiment.storage.capacity for cell in cells}
-    assert (slots[FIFO], slots["ode"], slots[LOCAL]) == (10, 10, 3)  # two vectors of 21 float32 take seven samples
+    assert (slots[FIFO], slots["ode"], slots[LOCAL]) == (
+        10,
+        10,
+        3,
+    )  # two vectors of 21 float32 take seven samples
     assert len({cell.experiment.label for cell in cells}) == len(CANDIDATES) + 1
     config = read_config(advice / "agent.toml")
     capacity = plan_store(config.store, config.form, 0).capacity
@@ -171,9 +214,15 @@ def test_a_whole_advice_leaves_files_that_can_be_used(folder: Path, monkeypatch:
     ("arguments", "told"),
     [
         (("mine.npz", "--bytes", "50 sheep"), "--bytes takes a size such as 50kB"),
-        (("mine.npz", "--bytes", "3"), "3 is less than one sample of this data, which takes 24 bytes"),
+        (
+            ("mine.npz", "--bytes", "3"),
+            "3 is less than one sample of this data, which takes 24 bytes",
+        ),
         (("mine.npz", "--on", "mars"), "--on takes here or ray"),
-        (("mine.npz", "--participation", "1.5"), "participation must be above 0 and at most 1, got 1.5"),
+        (
+            ("mine.npz", "--participation", "1.5"),
+            "participation must be above 0 and at most 1, got 1.5",
+        ),
     ],
 )
 def test_a_wrong_wish_is_told(folder: Path, arguments: tuple[str, ...], told: str) -> None:
@@ -184,7 +233,17 @@ def test_a_wrong_wish_is_told(folder: Path, arguments: tuple[str, ...], told: st
 
 def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
     around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1])}
-    command = [sys.executable, "-m", "fedkeep", "advise", "mine.npz", "--minutes", "4", "--jobs", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedkeep",
+        "advise",
+        "mine.npz",
+        "--minutes",
+        "4",
+        "--jobs",
+        "1",
+    ]
     going = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

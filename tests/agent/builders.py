@@ -57,10 +57,14 @@ def feed(agent: Agent, first: int, count: int, source: str = "test") -> None:
     assert agent.commit()
 
 
-def order(assembly: AssembledAgent, round_: int = 0, quota: int = 4, direction: bool = True) -> TrainOrder:
+def order(
+    assembly: AssembledAgent, round_: int = 0, quota: int = 4, direction: bool = True
+) -> TrainOrder:
     learner = assembly.agent.device.learner
     rng = np.random.default_rng(round_)
     model: Vector = rng.standard_normal(learner.size).astype(np.float32)
-    pull: Vector | None = rng.standard_normal(learner.gradient_size).astype(np.float32) if direction else None
+    pull: Vector | None = (
+        rng.standard_normal(learner.gradient_size).astype(np.float32) if direction else None
+    )
     plan = Assignment(np.full(LABELS, quota), np.ones(LABELS), 1.0)
     return TrainOrder(round_, model, pull, LocalTraining(0.1, 2), None, plan)

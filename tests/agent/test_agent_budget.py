@@ -66,7 +66,9 @@ def test_a_budget_that_holds_nothing_says_what_it_needs(tmp_path: Path) -> None:
         "model": {"name": "mlp"},
         "store": {"path": str(tmp_path / "s"), "budget": 100_000},
     }
-    with pytest.raises(ConfigError, match=r"holds no sample beside the model: it needs (\d+)") as refusal:
+    with pytest.raises(
+        ConfigError, match=r"holds no sample beside the model: it needs (\d+)"
+    ) as refusal:
         assembled(table)
     table["store"]["budget"] = int(str(refusal.value).split()[-1])  # type: ignore[index]
     assembly = assembled(table)

@@ -18,16 +18,22 @@ from fedkeep.agent.service import summarise
 from fedkeep.cli.agent import explain
 from fedkeep.cli.agent import gist as said
 from fedkeep.core.types import LocalTraining, TrainOrder
-from fedkeep.link.wire import to_bytes
+from fedkeep.protocol.wire import to_bytes
 from tests.agent.builders import AssembledAgent, assembled, config_table, feed, make_agent, order
 from tests.faults.gist_kills import opened, participations
 
-LOCAL: dict[str, Any] = {"policy": {"name": "draw"}, "gist": {"name": "local"}, "store": {"budget": 130_000}}
+LOCAL: dict[str, Any] = {
+    "policy": {"name": "draw"},
+    "gist": {"name": "local"},
+    "store": {"budget": 130_000},
+}
 
 
 def plain_order(assembly: AssembledAgent, round_: int) -> TrainOrder:
     """As a server of plain federated averaging sends it."""
-    return TrainOrder(round_, order(assembly, round_).model, None, LocalTraining(0.1, 2), None, None)
+    return TrainOrder(
+        round_, order(assembly, round_).model, None, LocalTraining(0.1, 2), None, None
+    )
 
 
 def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
@@ -44,7 +50,9 @@ def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
         agent.participate(plain_order(assembly, round_))
     feed(agent, 500, 7)
     now, size = summarise(agent).gist, agent.device.learner.gradient_size
-    gauges = {metric.name: metric.samples[0] for metric in Collector(agent).collect() if metric.samples}
+    gauges = {
+        metric.name: metric.samples[0] for metric in Collector(agent).collect() if metric.samples
+    }
     assembly.disk.close()
     assert now is not None
     assert (now.name, now.arrivals, now.bytes) == ("local", 7, 4 * size + 8 * (size + 3))
@@ -60,7 +68,12 @@ def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
     found = summarise(again.agent).gist
     again.disk.close()
     assert found is not None
-    assert (found.worth, found.arrivals, found.bytes, found.trust) == (now.worth, 7, now.bytes, None)
+    assert (found.worth, found.arrivals, found.bytes, found.trust) == (
+        now.worth,
+        7,
+        now.bytes,
+        None,
+    )
 
 
 def test_without_one_nothing_is_told(tmp_path: Path) -> None:
@@ -70,9 +83,16 @@ def test_without_one_nothing_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
-@pytest.mark.parametrize(("policy", "name"), [("draw", "local"), ("draw", "shared"), ("ode", "local")])
-def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy: str, name: str, encoding: str) -> None:
-    tables = {"model": {"name": "mlp", "hidden": [1500]}, "gist": {"name": name, "encoding": encoding}}
+@pytest.mark.parametrize(
+    ("policy", "name"), [("draw", "local"), ("draw", "shared"), ("ode", "local")]
+)
+def test_the_tightest_budget_holds_model_gist_and_window(
+    tmp_path: Path, policy: str, name: str, encoding: str
+) -> None:
+    tables = {
+        "model": {"name": "mlp", "hidden": [1500]},
+        "gist": {"name": name, "encoding": encoding},
+    }
     table = config_table(tmp_path, policy={"name": policy}, **tables)
     table["store"]["budget"] = budget_for(parse_config(table), 4)
     assembly = assembled(table)
@@ -99,7 +119,10 @@ def test_the_tightest_budget_holds_model_gist_and_window(tmp_path: Path, policy:
 
 def test_shorter_encodings_leave_more_room(tmp_path: Path) -> None:
     def budget(encoding: str) -> int:
-        tables = {"model": {"name": "mlp", "hidden": [3000]}, "gist": {"name": "local", "encoding": encoding}}
+        tables = {
+            "model": {"name": "mlp", "hidden": [3000]},
+            "gist": {"name": "local", "encoding": encoding},
+        }
         return budget_for(parse_config(config_table(tmp_path, **tables)), 10)
 
     assert budget("float32") > budget("float16") > budget("int8")
@@ -147,10 +170,16 @@ def around() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("policy", ["draw", "fifo"])
-def test_a_local_gist_leaves_messages_as_plain_federated_averaging_has_them(tmp_path: Path, policy: str) -> None:
+def test_a_local_gist_leaves_messages_as_plain_federated_averaging_has_them(
+    tmp_path: Path, policy: str
+) -> None:
     sent = []
     for name in ("none", "local"):
-        tables = {"policy": {"name": policy}, "gist": {"name": name}, "store": {"path": str(tmp_path / name)}}
+        tables = {
+            "policy": {"name": policy},
+            "gist": {"name": name},
+            "store": {"path": str(tmp_path / name)},
+        }
         assembly = make_agent(tmp_path, **tables)
         for round_ in range(2):
             feed(assembly.agent, 100 * round_, 30)

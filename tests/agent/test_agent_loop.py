@@ -12,17 +12,30 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import parse_config
 from fedkeep.agent.record import DAY
 from fedkeep.agent.service import Service, summarise
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.types import Assignment, TrainOrder
-from fedkeep.link.client import AgentClient, AgentUnreachableError
-from fedkeep.link.messages import Erase, Evaluate, Evaluated
-from fedkeep.link.wire import to_bytes
-from tests.agent.builders import LABELS, SHAPE, AssembledAgent, arrival, config_table, feed, make_agent, order
+from fedkeep.protocol.client import AgentClient, AgentUnreachableError
+from fedkeep.protocol.messages import Erase, Evaluate, Evaluated
+from fedkeep.protocol.wire import to_bytes
+from tests.agent.builders import (
+    LABELS,
+    SHAPE,
+    AssembledAgent,
+    arrival,
+    config_table,
+    feed,
+    make_agent,
+    order,
+)
 
 
 def held(agent: Agent) -> dict[str, Any]:
     stored = agent.store.stored()
-    return {"ids": stored.batch.ids.tolist(), "scores": stored.scores.tolist(), "x": stored.batch.x.tolist()}
+    return {
+        "ids": stored.batch.ids.tolist(),
+        "scores": stored.scores.tolist(),
+        "x": stored.batch.x.tolist(),
+    }
 
 
 def test_a_restart_changes_nothing(tmp_path: Path) -> None:
@@ -30,7 +43,11 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     feed(first.agent, 0, 40)
     first.agent.participate(order(first, 3))
     feed(first.agent, 40, 40)
-    before, counts, state = held(first.agent), first.agent.counters.counts(), first.agent.device.snapshot()
+    before, counts, state = (
+        held(first.agent),
+        first.agent.counters.counts(),
+        first.agent.device.snapshot(),
+    )
     profile = first.agent.device.profile()
     first.disk.close()
     second = make_agent(tmp_path)
@@ -73,11 +90,13 @@ def test_taking_part_revalues_and_reports(tmp_path: Path) -> None:
     ],
     ids=["short-model", "nan-model", "short-direction", "too-many", "negative", "one-region"],
 )
-def test_an_unsound_order_is_refused_and_changes_nothing(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_an_unsound_order_is_refused_and_changes_nothing(
+    tmp_path: Path, broken: dict[str, Any]
+) -> None:
     assembly = make_agent(tmp_path)
     feed(assembly.agent, 0, 20)
     before = held(assembly.agent)
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedError):
         assembly.agent.participate(TrainOrder(**{**vars(order(assembly)), **broken}))
     assert held(assembly.agent) == before
     assembly.disk.close()
@@ -92,7 +111,9 @@ def test_valuation_goes_on_during_training_if_so_configured(tmp_path: Path) -> N
         feed(agent, 0, 20)
         train = agent.device.learner.train
 
-        def slow(*args: Any, train: Any = train, training: Any = training, go_on: Any = go_on) -> Any:
+        def slow(
+            *args: Any, train: Any = train, training: Any = training, go_on: Any = go_on
+        ) -> Any:
             training.set()
             assert go_on.wait(10)
             return train(*args)
@@ -150,10 +171,10 @@ def test_a_full_disk_drops_and_counts_then_recovers(tmp_path: Path) -> None:
     assert not agent.commit()
     assert fates == ["dropped.disk"] * 8
     assert held(agent) == before
-    with pytest.raises(RefusedError, match="cannot be written"):
+    with pytest.raises(RejectedError, match="cannot be written"):
         agent.participate(order(assembly))
     assert held(agent) == before
-    with pytest.raises(RefusedError, match="nothing was erased"):
+    with pytest.raises(RejectedError, match="nothing was erased"):
         agent.erase([1])
     assembly.disk.write = write  # type: ignore[method-assign]
     feed(agent, 28, 8)
@@ -221,9 +242,11 @@ def test_the_local_api(served: tuple[AssembledAgent, Path]) -> None:
         status = client.status()
         assert (status.round, status.samples, status.labels_held) == (4, 12, 3)
         assert [row.count for row in client.stored().labels] == [4, 4, 4]
-        with pytest.raises(RefusedError, match="model-shape"):
-            client.participate(TrainOrder(**{**vars(order(assembly)), "model": np.zeros(3, np.float32)}))
-        with pytest.raises(RefusedError, match="model-shape"):
+        with pytest.raises(RejectedError, match="model-shape"):
+            client.participate(
+                TrainOrder(**{**vars(order(assembly)), "model": np.zeros(3, np.float32)})
+            )
+        with pytest.raises(RejectedError, match="model-shape"):
             client.evaluate(np.zeros(3, np.float32))
         assert client.status().round == 4
 
@@ -234,7 +257,9 @@ def test_why(served: tuple[AssembledAgent, Path]) -> None:
     feed(agent, 0, 12)
     agent.participate(order(assembly, 4))
     feed(agent, 100, 40)
-    decisions = {row.id: row for row in (d for i in range(100, 140) for d in agent.store.log.about(i))}
+    decisions = {
+        row.id: row for row in (d for i in range(100, 140) for d in agent.store.log.about(i))
+    }
     replaced = next(d for d in decisions.values() if d.verdict == "replaced")
     refused = next(d for d in decisions.values() if d.verdict == "refused")
     with AgentClient(str(path)) as client:
@@ -254,22 +279,29 @@ def test_why(served: tuple[AssembledAgent, Path]) -> None:
         assert client.why("987654321").decisions == ()
 
 
-def test_erasing_by_id_label_source_and_time(served: tuple[AssembledAgent, Path], tmp_path: Path) -> None:
+def test_erasing_by_id_label_source_and_time(
+    served: tuple[AssembledAgent, Path], tmp_path: Path
+) -> None:
     assembly, path = served
     agent = assembly.agent
     feed(agent, 0, 12, "one")
     feed(agent, 20, 12, "two")
-    content = {note.id: x.tobytes() for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)}
+    content = {
+        note.id: x.tobytes()
+        for note, x in zip(agent.store.notes(), agent.store.stored().batch.x, strict=True)
+    }
     (tmp_path / "a.store.damaged-3").write_bytes((tmp_path / "a.store").read_bytes())
     with AgentClient(str(path)) as client:
-        with pytest.raises(RefusedError, match="say what to erase"):
+        with pytest.raises(RejectedError, match="say what to erase"):
             client.erase(Erase())
         assert client.erase(Erase(id="3")) == 1
         assert client.erase(Erase(label=1, source="one")) == 4
         assert client.erase(Erase(source="one")) == 7
         assert client.erase(Erase(until=1.0)) == 0
         assert client.erase(Erase(since=1.0)) == 12
-        assert not (tmp_path / "a.store.damaged-3").exists(), "a copy set aside would outlive the erasure"
+        assert not (tmp_path / "a.store.damaged-3").exists(), (
+            "a copy set aside would outlive the erasure"
+        )
         image = b"".join(file.read_bytes() for file in tmp_path.glob("a.store*"))
         assert not any(x in image for x in content.values())
         (line,) = client.why("3").decisions
@@ -283,7 +315,9 @@ def test_erasing_by_id_label_source_and_time(served: tuple[AssembledAgent, Path]
     assert fates == ["refused.erased"], "a tombstone keeps an erased sample out"
 
 
-def test_garbage_on_the_api_is_refused_and_the_next_client_served(served: tuple[AssembledAgent, Path]) -> None:
+def test_garbage_on_the_api_is_refused_and_the_next_client_served(
+    served: tuple[AssembledAgent, Path],
+) -> None:
     import socket
 
     _, path = served
@@ -305,7 +339,9 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
     np.savez(tmp_path / "t.npz", x=np.zeros((5, *SHAPE), np.float32), y=np.zeros(5, np.int64))
     assembly = make_agent(tmp_path, agent={"held_out": str(tmp_path / "t.npz")})
     service = Service(assembly.agent)
-    result = service.answer(to_bytes(Evaluate(np.zeros(assembly.agent.device.learner.size, np.float32))))
+    result = service.answer(
+        to_bytes(Evaluate(np.zeros(assembly.agent.device.learner.size, np.float32)))
+    )
     service.close()
     assert isinstance(result, Evaluated)
     assert (result.samples, result.accuracy, result.data) == (5, 1.0, "held-out")
@@ -334,7 +370,9 @@ def test_held_out_samples_are_used_where_given(tmp_path: Path) -> None:
         ({"source": {"kind": "lines"}}, "two brackets"),
     ],
 )
-def test_a_wrong_configuration_names_key_and_value(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_wrong_configuration_names_key_and_value(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(config_table(tmp_path, **changes))
 

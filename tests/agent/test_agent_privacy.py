@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.service import Service
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from fedkeep.keyholder.sealing import public_half, unseal
-from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import AskProfile, EncryptedProfiled, ProfileRequest
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.messages import AskProfile, EncryptedProfiled, ProfileRequest
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
@@ -57,7 +57,7 @@ def test_nothing_is_sent_when_the_ledger_cannot_be_written(tmp_path: Path) -> No
 
     write = assembly.disk.write
     assembly.disk.write = full  # type: ignore[method-assign]
-    with pytest.raises(RefusedError, match="nothing was sent"):
+    with pytest.raises(RejectedError, match="nothing was sent"):
         assembly.agent.participate(order(assembly, 1))
     assembly.disk.write = write  # type: ignore[method-assign]
     assembly.disk.close()
@@ -105,7 +105,9 @@ def test_another_path_of_the_store_is_no_new_budget(tmp_path: Path) -> None:
     for round_ in range(3):
         take_part(tmp_path, round_)
     other = {"store": {"path": str(tmp_path / "b.store")}}
-    with pytest.raises(ConfigError, match=r"a\.store\.ledger has been spent from: .* rename it to b\.store\.ledger"):
+    with pytest.raises(
+        ConfigError, match=r"a\.store\.ledger has been spent from: .* rename it to b\.store\.ledger"
+    ):
         take_part(tmp_path, 3, **other)
     (tmp_path / "a.store.ledger").rename(tmp_path / "b.store.ledger")
     reports = [take_part(tmp_path, round_, **other) for round_ in range(3, 6)]
@@ -146,7 +148,9 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     try:
         status = summarise(assembly.agent)
         gauges = {
-            metric.name: metric.samples[0].value for metric in Collector(assembly.agent).collect() if metric.samples
+            metric.name: metric.samples[0].value
+            for metric in Collector(assembly.agent).collect()
+            if metric.samples
         }
     finally:
         assembly.disk.close()
@@ -155,10 +159,14 @@ def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:
     assert 0 < gauges["fedkeep_epsilon_spent"] < 4.0
 
 
-def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear(tmp_path: Path) -> None:
+def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear(
+    tmp_path: Path,
+) -> None:
     secret, nonce = X25519PrivateKey.generate(), bytes(16)
     public = public_half(secret)
-    assembly = make_agent(tmp_path, privacy={"encrypted_profiles": True, "public_key": public.hex()})
+    assembly = make_agent(
+        tmp_path, privacy={"encrypted_profiles": True, "public_key": public.hex()}
+    )
     service = Service(assembly.agent)
     try:
         for id_ in range(30):
@@ -166,9 +174,9 @@ def test_a_profile_is_sealed_to_the_key_it_was_given_and_never_sent_in_the_clear
         while assembly.agent.step(0.0):
             pass
         with AgentClient(str(tmp_path / "a.sock"), 30) as client:
-            with pytest.raises(RefusedError, match=r"in the clear: .*nothing was sent"):
+            with pytest.raises(RejectedError, match=r"in the clear: .*nothing was sent"):
                 client.profile()
-            with pytest.raises(RefusedError, match=r"another key: .*nothing was sent"):
+            with pytest.raises(RejectedError, match=r"another key: .*nothing was sent"):
                 client.ask(AskProfile(ProfileRequest(b"the server's", nonce, 7)), EncryptedProfiled)
             answer = client.ask(AskProfile(ProfileRequest(public, nonce, 7)), EncryptedProfiled)
     finally:
@@ -206,13 +214,17 @@ def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) ->
         assembly.disk.close()
     assert declared.rate > 0
     assert not np.allclose(told[0].velocity, declared.velocity, rtol=1e-3)
-    np.testing.assert_array_equal(told[0].velocity, told[1].velocity, "told once, and then repeated")
+    np.testing.assert_array_equal(
+        told[0].velocity, told[1].velocity, "told once, and then repeated"
+    )
     assert charged.tolist() == [0, 0, 1]
 
 
 def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None:
     samples = {"shape": [600], "labels": 10}
-    assembly = make_agent(tmp_path, privacy={"epsilon": 4.0}, samples=samples, store={"budget": 800_000})
+    assembly = make_agent(
+        tmp_path, privacy={"epsilon": 4.0}, samples=samples, store={"budget": 800_000}
+    )
     agent, rng = assembly.agent, np.random.default_rng(0)
     learner = agent.device.learner
     plan = Assignment(np.full(10, agent.device.capacity // 10), np.ones(10), 1.0)
@@ -226,7 +238,9 @@ def test_the_store_has_room_for_what_the_guard_remembers(tmp_path: Path) -> None
             model = rng.standard_normal(learner.size).astype(np.float32)
             direction = rng.standard_normal(learner.gradient_size).astype(np.float32)
             accepted = round_ - 1 if round_ else None
-            report = agent.participate(TrainOrder(round_, model, direction, LocalTraining(0.1, 1), accepted, plan))
+            report = agent.participate(
+                TrainOrder(round_, model, direction, LocalTraining(0.1, 1), accepted, plan)
+            )
         agent.require_commit()
         assert report.local_gradient is not None
     finally:

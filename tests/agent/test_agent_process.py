@@ -19,9 +19,9 @@ import pytest
 
 import fedkeep
 from fedkeep.agent.assembly import read_config
-from fedkeep.agent.running import Frugality
-from fedkeep.link.client import AgentClient, AgentUnreachableError
-from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.agent.daemon import CpuThrottle
+from fedkeep.protocol.client import AgentClient, AgentUnreachableError
+from fedkeep.protocol.framing import receive_frame, send_frame
 
 BASE = """
 [samples]
@@ -49,7 +49,9 @@ def write_config(folder: Path, more: str = "") -> Path:
     return config
 
 
-def start(folder: Path, *arguments: str, entry: tuple[str, ...] = ("-m", "fedkeep.agent")) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *arguments: str, entry: tuple[str, ...] = ("-m", "fedkeep.agent")
+) -> subprocess.Popen[str]:
     command = [sys.executable, *entry, *arguments]
     return subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
 
@@ -79,7 +81,9 @@ def running(folder: Path, *arguments: str, **options: Any) -> Iterator[subproces
         process.communicate(timeout=30)
 
 
-def outcome(folder: Path, *arguments: str, entry: tuple[str, ...] = ("-m", "fedkeep.agent")) -> tuple[int, str]:
+def outcome(
+    folder: Path, *arguments: str, entry: tuple[str, ...] = ("-m", "fedkeep.agent")
+) -> tuple[int, str]:
     process = start(folder, *arguments, entry=entry)
     _, errors = process.communicate(timeout=60)
     return process.returncode, errors
@@ -110,8 +114,10 @@ def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
 
 def test_the_client_of_the_api_imports_nothing_heavy() -> None:
     heavy = "{'torch', 'rich', 'typer', 'scipy', 'onnxruntime'}"
-    probe = f"import sys, fedkeep.link.client; print(sorted({heavy} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", probe], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    probe = f"import sys, fedkeep.protocol.client; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -121,7 +127,9 @@ def test_the_command_line_runs_it_and_asks_it(tmp_path: Path) -> None:
     entry = ("-m", "fedkeep", "agent")
     with running(tmp_path, "run", str(config), entry=entry) as process:
         modules = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
-        assert "fedkeep.agent" in modules, "the light process has taken the place of the command line"
+        assert "fedkeep.agent" in modules, (
+            "the light process has taken the place of the command line"
+        )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             shown = ask(tmp_path, "status")
@@ -130,7 +138,9 @@ def test_the_command_line_runs_it_and_asks_it(tmp_path: Path) -> None:
         assert "seen                     60" in shown
         assert "label" in ask(tmp_path, "show")
         assert "kept with random key" in ask(tmp_path, "why", "7")
-        assert "1 samples erased. Models that were trained on them keep" in ask(tmp_path, "erase", "--id", "7")
+        assert "1 samples erased. Models that were trained on them keep" in ask(
+            tmp_path, "erase", "--id", "7"
+        )
         assert "erased on request" in ask(tmp_path, "why", "7")
     code, errors = outcome(tmp_path, "status", "--socket", "a.sock", entry=entry)
     assert code == 2
@@ -139,7 +149,9 @@ def test_the_command_line_runs_it_and_asks_it(tmp_path: Path) -> None:
 
 def ask(folder: Path, verb: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "fedkeep", "agent", verb, *arguments, "--socket", "a.sock"]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -155,7 +167,9 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             sender.connect(str(tmp_path / "in.sock"))
             for id_ in range(life * 100, life * 100 + 60):
                 x = np.random.default_rng(id_).standard_normal(6).astype("<f4")
-                send_frame(sender, msgspec.msgpack.encode({"x": x.tobytes(), "y": id_ % 3, "id": id_}))
+                send_frame(
+                    sender, msgspec.msgpack.encode({"x": x.tobytes(), "y": id_ % 3, "id": id_})
+                )
             for _ in range(40):
                 answer = msgspec.msgpack.decode(receive_frame(sender) or b"")
                 if answer["fate"] == "kept":
@@ -170,7 +184,12 @@ def test_a_terminated_agent_commits_first(tmp_path: Path) -> None:
     write_config(tmp_path, '[[source]]\nkind = "lines"\n')
     command = [sys.executable, "-m", "fedkeep.agent", "agent.toml"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=ENVIRONMENT, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
     wait_until_ready(tmp_path, process)
     assert process.stdin is not None
@@ -190,7 +209,9 @@ def test_metrics_are_served_on_the_loopback(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     (tmp_path / "in.jsonl").write_text(lines(30) + '{"x": [1], "y": 0}\n')
-    write_config(tmp_path, f'[metrics]\nport = {port}\n[[source]]\nkind = "lines"\npath = "in.jsonl"\n')
+    write_config(
+        tmp_path, f'[metrics]\nport = {port}\n[[source]]\nkind = "lines"\npath = "in.jsonl"\n'
+    )
     with running(tmp_path, "agent.toml"):
         deadline = time.monotonic() + 20
         text = ""
@@ -252,11 +273,16 @@ def test_a_pickle_is_not_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("failure", ["ValueError('no more')", "SystemExit('no more')"])
 def test_a_source_that_fails_is_tried_again_and_ends_no_agent(tmp_path: Path, failure: str) -> None:
-    (tmp_path / "broken.py").write_text(f"def samples():\n    yield [0.0] * 6, 1\n    raise {failure}\n")
+    (tmp_path / "broken.py").write_text(
+        f"def samples():\n    yield [0.0] * 6, 1\n    raise {failure}\n"
+    )
     write_config(tmp_path, '[[source]]\nkind = "iterator"\nfunction = "broken:samples"\n')
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         deadline = time.monotonic() + 20
-        while client.status().counters.get("refused.source-failed", 0) < 2 and time.monotonic() < deadline:
+        while (
+            client.status().counters.get("refused.source-failed", 0) < 2
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         assert client.status().counters["refused.source-failed"] >= 2
         assert "no more" in client.refused()[-1].raw
@@ -285,14 +311,17 @@ def test_the_deployed_configuration_is_a_configuration() -> None:
     root = Path(__file__).parents[2]
     config = read_config(root / "deploy" / "agent.toml")
     assert config.store.budget == 9_000_000
-    assert "-m fedkeep.agent /etc/fedkeep/agent.toml" in (root / "deploy" / "fedkeep-agent.service").read_text()
+    assert (
+        "-m fedkeep.agent /etc/fedkeep/agent.toml"
+        in (root / "deploy" / "fedkeep-agent.service").read_text()
+    )
 
 
 def test_the_cap_on_cpu_rests_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     worked, rested = [0.0], list[float]()
     monkeypatch.setattr(time, "process_time", lambda: worked[0])
     monkeypatch.setattr(time, "sleep", rested.append)
-    frugality = Frugality(0.25)
+    frugality = CpuThrottle(0.25)
     worked[0] = 0.1
     frugality.after(1)
     frugality.after(1)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.service import Service
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.types import TrainOrder
-from fedkeep.link.messages import Answered, AskSum, Failed, Participate
-from fedkeep.link.wire import to_bytes
+from fedkeep.protocol.messages import Answered, AskSum, Failed, Participate
+from fedkeep.protocol.wire import to_bytes
 from tests.agent.builders import AssembledAgent, feed, make_agent, order
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
-from fedkeep.privacy import secure_sum as told
+from fedkeep.privacy.secagg import protocol as told
 from tests.privacy.weighting import weighted_mean
 
 SECURE = {"secure_sum": True}
@@ -28,21 +28,30 @@ def streaming(folder: Path, seed: int, **privacy: object) -> AssembledAgent:
     return assembly
 
 
-def terms(assembly: AssembledAgent, device: int, session: bytes, counted: bytes = b"") -> told.SumTerms:
+def terms(
+    assembly: AssembledAgent, device: int, session: bytes, counted: bytes = b""
+) -> told.SecureAggregationConfig:
     size = assembly.agent.device.learner.gradient_size
-    return told.SumTerms(session, device, 2, 3, 1e3, 1e3, size, 50.0, 50.0, 0.5, counted)
+    return told.SecureAggregationConfig(
+        session, device, 2, 3, 1e3, 1e3, size, 50.0, 50.0, 0.5, counted
+    )
 
 
 def session(number: int) -> bytes:
     return bytes([number]) * told.SESSION_BYTES
 
 
-def summed(agents: dict[int, AssembledAgent], sent: TrainOrder, number: int, counted: bytes = b"") -> np.ndarray:
+def summed(
+    agents: dict[int, AssembledAgent], sent: TrainOrder, number: int, counted: bytes = b""
+) -> np.ndarray:
     """What the server learns of one secure round over these agents."""
     agreed = {d: terms(a, d, session(number), counted) for d, a in agents.items()}
     size = len(sent.model) + 2 + agreed[0].gradient_size + 1
-    opened = told.SumServer(session(number), agreed[0].threshold, size, agreed)
-    keys = {d: told.decode(a.agent.hold(sent, told.encode(agreed[d])), told.Keys) for d, a in agents.items()}
+    opened = told.AggregationSession(session(number), agreed[0].threshold, size, agreed)
+    keys = {
+        d: told.decode(a.agent.hold(sent, told.encode(agreed[d])), told.Keys)
+        for d, a in agents.items()
+    }
     roster = opened.open({d: k.keys for d, k in keys.items()})
 
     def ask(device: int, question: told.Request) -> bytes:
@@ -63,7 +72,7 @@ def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:
     try:
         installed = order(hidden[0])
         for assembly in [*hidden.values(), *clear.values()]:
-            assembly.agent.device.install(installed.model)
+            assembly.agent.device.set_model(installed.model)
         for d in range(3):
             feed(hidden[d].agent, 1000 * (d + 1), 20)
             feed(clear[d].agent, 1000 * (d + 1), 20)
@@ -79,23 +88,29 @@ def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:
     weights = np.array([r.weight for r in reports])
     updates = np.stack([r.model.astype(np.float64) - sent.model for r in reports])
     np.testing.assert_allclose(update, weights @ updates / weights.sum(), atol=1e-9)
-    np.testing.assert_allclose(estimate, np.mean([r.local_gradient for r in reports], axis=0), atol=1e-6)
+    np.testing.assert_allclose(
+        estimate, np.mean([r.local_gradient for r in reports], axis=0), atol=1e-6
+    )
 
 
 def test_a_restart_is_a_dropout_that_loses_nothing(tmp_path: Path) -> None:
     agents = {d: streaming(tmp_path / f"{d}", d) for d in range(3)}
     first = order(agents[0])
     for d, assembly in agents.items():
-        assembly.agent.device.install(first.model)
+        assembly.agent.device.set_model(first.model)
         feed(assembly.agent, 1000 * (d + 1), 20)
     summed(agents, first, 1)
-    agents[0].agent.hold(replace(first, round=1), told.encode(terms(agents[0], 0, session(2), session(1))))
+    agents[0].agent.hold(
+        replace(first, round=1), told.encode(terms(agents[0], 0, session(2), session(1)))
+    )
     agents[0].disk.close()
     agents[0] = make_agent(tmp_path / "0", privacy=SECURE)
     try:
-        with pytest.raises(RefusedError, match="another sum"):
+        with pytest.raises(RejectedError, match="another sum"):
             agents[0].agent.answer(told.encode(told.Survivors(session(2), (0, 1, 2))))
-        again = agents[0].agent.hold(replace(first, round=2), told.encode(terms(agents[0], 0, session(3), session(1))))
+        again = agents[0].agent.hold(
+            replace(first, round=2), told.encode(terms(agents[0], 0, session(3), session(1)))
+        )
         assert not told.decode(again, told.Keys).lost
     finally:
         for assembly in agents.values():
@@ -105,14 +120,19 @@ def test_a_restart_is_a_dropout_that_loses_nothing(tmp_path: Path) -> None:
 def test_an_agent_that_forgot_what_counts_says_so(tmp_path: Path) -> None:
     assembly = streaming(tmp_path, 0)
     try:
-        answer = assembly.agent.hold(order(assembly), told.encode(terms(assembly, 0, session(2), session(1))))
+        answer = assembly.agent.hold(
+            order(assembly), told.encode(terms(assembly, 0, session(2), session(1)))
+        )
         assert told.decode(answer, told.Keys).lost
     finally:
         assembly.disk.close()
 
 
 def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
-    secure, plain = streaming(tmp_path / "secure", 0), streaming(tmp_path / "plain", 0, secure_sum=False)
+    secure, plain = (
+        streaming(tmp_path / "secure", 0),
+        streaming(tmp_path / "plain", 0, secure_sum=False),
+    )
     services = [Service(assembly.agent) for assembly in (secure, plain)]
     try:
         asked = order(secure)
@@ -133,15 +153,29 @@ def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"threshold": 1}, {"threshold": 1, "summands": 1}, {"session": b"short"}, {"rate": 2.0}, {"weight_unit": 0.0}],
+    [
+        {"threshold": 1},
+        {"threshold": 1, "summands": 1},
+        {"session": b"short"},
+        {"rate": 2.0},
+        {"weight_unit": 0.0},
+    ],
 )
-def test_terms_under_which_a_report_would_show_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_terms_under_which_a_report_would_show_are_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     assembly = streaming(tmp_path, 0)
     before = assembly.agent.device.model
-    fields = {name: getattr(some, name) for some in [terms(assembly, 0, session(1))] for name in some.__struct_fields__}
+    fields = {
+        name: getattr(some, name)
+        for some in [terms(assembly, 0, session(1))]
+        for name in some.__struct_fields__
+    }
     try:
-        with pytest.raises(RefusedError):
-            assembly.agent.hold(order(assembly), told.encode(told.SumTerms(**(fields | change))))
+        with pytest.raises(RejectedError):
+            assembly.agent.hold(
+                order(assembly), told.encode(told.SecureAggregationConfig(**(fields | change)))
+            )
         assert assembly.agent.device.model is before
     finally:
         assembly.disk.close()

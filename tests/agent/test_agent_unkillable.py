@@ -19,17 +19,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedkeep.agent.arrivals import Magnitudes
+from fedkeep.agent.arrivals import OutlierFilter
 from fedkeep.agent.assembly import check_model
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.connections import listen_unix
 from fedkeep.agent.sources.folder import FolderSource, read_npz
-from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RefusedError
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RejectedError
 from fedkeep.core.types import Batch
-from fedkeep.link.client import AgentClient
-from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.framing import receive_frame, send_frame
 from tests.agent.builders import LABELS, arrival, feed, make_agent, order
-from tests.agent.test_agent_process import ENVIRONMENT, lines, outcome, running, wait_until_ready, write_config
+from tests.agent.test_agent_process import (
+    ENVIRONMENT,
+    lines,
+    outcome,
+    running,
+    wait_until_ready,
+    write_config,
+)
 from tests.faults.hostile import SOUND, write_csv, write_lines
 
 
@@ -42,7 +49,9 @@ def test_a_foreign_file_as_a_store_is_refused_for_good_and_untouched(tmp_path: P
     assert not list(tmp_path.glob("a.store?*"))
 
 
-def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp_path: Path) -> None:
+def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(
+    tmp_path: Path,
+) -> None:
     assembly = make_agent(tmp_path)
     feed(assembly.agent, 0, 3 * assembly.agent.device.capacity)
     held = sorted(assembly.agent.store.stored().batch.ids.tolist())
@@ -57,7 +66,9 @@ def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(tmp
 
 
 @pytest.mark.parametrize("policy", ["ode", "draw"])
-def test_another_budget_divides_its_own_slots(tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_budget_divides_its_own_slots(
+    tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A plan or division for the budget before would leave slots empty, or write more than the file holds."""
     tables: dict[str, Any] = {"policy": {"name": policy}}
     assembly = make_agent(tmp_path, **tables, store={"budget": 200_000})
@@ -120,7 +131,9 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -
     source = FolderSource("f", str(tmp_path))
     source.open()
     refused: list[str] = []
-    sink: Any = type("Sink", (), {"refuse": lambda _, reason, *__: refused.append(reason), "stopped": False})()
+    sink: Any = type(
+        "Sink", (), {"refuse": lambda _, reason, *__: refused.append(reason), "stopped": False}
+    )()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     source._take(tmp_path / "bomb.npz", sink)
     assert refused == ["oversized"]
@@ -129,11 +142,15 @@ def test_an_archive_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_an_archive_that_lies_about_what_it_unpacks_to_is_refused_unread(tmp_path: Path, method: int) -> None:
+def test_an_archive_that_lies_about_what_it_unpacks_to_is_refused_unread(
+    tmp_path: Path, method: int
+) -> None:
     with zipfile.ZipFile(tmp_path / "liar.npz", "w", method) as archive:
         archive.writestr("x.npy", bytes(80_000_000))
     image = (tmp_path / "liar.npz").read_bytes()
-    (tmp_path / "liar.npz").write_bytes(image.replace(struct.pack("<I", 80_000_000), struct.pack("<I", 8_000_000)))
+    (tmp_path / "liar.npz").write_bytes(
+        image.replace(struct.pack("<I", 80_000_000), struct.pack("<I", 8_000_000))
+    )
     with pytest.raises(DataError, match="does not bound"):
         read_npz(tmp_path / "liar.npz", 64_000_000)
 
@@ -142,7 +159,7 @@ def test_an_archive_with_a_long_table_of_contents_is_refused_unread(tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
         for number in range(65):
             archive.writestr(str(number), b"")
-    with pytest.raises(RefusedError, match="more than 64 arrays"):
+    with pytest.raises(RejectedError, match="more than 64 arrays"):
         read_npz(tmp_path / "many.npz", 64_000_000)
 
 
@@ -158,7 +175,11 @@ def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
         deadline = time.monotonic() + 20
         while list(inbox.glob("*.npz")) and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert sorted(file.name for file in (inbox / "refused").iterdir()) == ["a.npz", "b.npz", "c.npz"]
+    assert sorted(file.name for file in (inbox / "refused").iterdir()) == [
+        "a.npz",
+        "b.npz",
+        "c.npz",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,10 +192,14 @@ def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
         (b"", "0 arrived, 0 kept"),
     ],
 )
-def test_however_a_stream_begins_its_samples_are_read(tmp_path: Path, stream: bytes, said: str) -> None:
+def test_however_a_stream_begins_its_samples_are_read(
+    tmp_path: Path, stream: bytes, said: str
+) -> None:
     write_config(tmp_path, '[[source]]\nkind = "lines"\n')
     command = [sys.executable, "-m", "fedkeep.agent", "agent.toml", "--until-sources-end"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, input=stream, capture_output=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=ENVIRONMENT, input=stream, capture_output=True, check=True
+    )
     assert said in done.stderr.decode().splitlines()[-1]
 
 
@@ -182,7 +207,10 @@ def test_a_stream_without_any_sample_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a,b,c,d,e,f,class\n1,2,3,4,5,6,1\n")
     write_config(tmp_path, '[[source]]\nkind = "lines"\npath = "in.txt"\n')
     code, said = outcome(tmp_path, "agent.toml", "--until-sources-end")
-    assert (code, "no line is JSON or a CSV header with the column 'y'" in said.splitlines()[-1]) == (1, True)
+    assert (
+        code,
+        "no line is JSON or a CSV header with the column 'y'" in said.splitlines()[-1],
+    ) == (1, True)
 
 
 def test_a_pipe_without_a_writer_holds_up_neither_start_nor_end(tmp_path: Path) -> None:
@@ -241,7 +269,9 @@ def test_what_a_killed_move_left_is_removed_and_a_failing_disk_is_not_for_good(
         ({"store": {"budget": 10**17}}, "no room for the 100000000000000000 bytes"),
     ],
 )
-def test_numbers_beyond_any_device_are_refused_by_name(tmp_path: Path, table: dict[str, Any], said: str) -> None:
+def test_numbers_beyond_any_device_are_refused_by_name(
+    tmp_path: Path, table: dict[str, Any], said: str
+) -> None:
     with pytest.raises(FedkeepError, match=said):
         make_agent(tmp_path, **table)
     assert not list(tmp_path.iterdir())
@@ -252,13 +282,19 @@ def test_the_path_of_a_socket_may_be_too_long(tmp_path: Path) -> None:
         listen_unix(tmp_path / ("a" * 150))
 
 
-def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(tmp_path: Path) -> None:
+def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    tables = f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n'
+    tables = (
+        f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n'
+    )
     write_config(tmp_path, f"{tables}[metrics]\nport = {port}\n")
     limited = f'ulimit -n 128; exec "{sys.executable}" -m fedkeep.agent agent.toml'
-    process = subprocess.Popen(["sh", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        ["sh", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
     idle = []
     try:
         wait_until_ready(tmp_path, process)  # type: ignore[arg-type]
@@ -291,7 +327,10 @@ def test_senders_that_read_no_answers_hold_up_neither_another_nor_the_api(tmp_pa
     write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\n')
 
     def records(first: int, count: int) -> bytes:
-        coded = [msgspec.msgpack.encode({"x": [id_] * 6, "y": 1, "id": id_}) for id_ in range(first, first + count)]
+        coded = [
+            msgspec.msgpack.encode({"x": [id_] * 6, "y": 1, "id": id_})
+            for id_ in range(first, first + count)
+        ]
         return b"".join(struct.pack(">I", len(one)) + one for one in coded)
 
     def flood(sender: socket.socket, first: int) -> None:
@@ -303,7 +342,10 @@ def test_senders_that_read_no_answers_hold_up_neither_another_nor_the_api(tmp_pa
         for sender in senders:
             sender.connect(str(tmp_path / "in.sock"))
         *deaf, sound = senders
-        floods = [threading.Thread(target=flood, args=(one, 10**6 * number)) for number, one in enumerate(deaf)]
+        floods = [
+            threading.Thread(target=flood, args=(one, 10**6 * number))
+            for number, one in enumerate(deaf)
+        ]
         for thread in floods:
             thread.start()
         waits = []
@@ -324,7 +366,12 @@ def test_a_file_system_without_room_is_said_and_leaves_nothing(tmp_path: Path) -
     write_config(tmp_path)
     limited = f'ulimit -f 100; exec "{sys.executable}" -m fedkeep.agent agent.toml'
     done = subprocess.run(
-        ["bash", "-c", limited], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        ["bash", "-c", limited],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, "no room for the 196608 bytes" in done.stderr) == (1, True)
     assert [file.name for file in tmp_path.iterdir()] == ["agent.toml"]
@@ -337,7 +384,8 @@ def test_more_labels_keep_the_samples_and_fewer_are_refused_with_the_remedy(tmp_
     held = sorted(assembly.agent.store.stored().batch.ids.tolist())
     assembly.disk.close()
     with pytest.raises(
-        ConfigError, match=r"label 2, but \[samples\] labels is 2: set it to 3 or more, or .* --label 2"
+        ConfigError,
+        match=r"label 2, but \[samples\] labels is 2: set it to 3 or more, or .* --label 2",
     ):
         make_agent(tmp_path, samples={"labels": 2})
     again = make_agent(tmp_path, samples={"labels": 5})
@@ -347,7 +395,9 @@ def test_more_labels_keep_the_samples_and_fewer_are_refused_with_the_remedy(tmp_
     again.disk.close()
 
 
-def test_another_model_keeps_the_samples_and_learns_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_model_keeps_the_samples_and_learns_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assembly = make_agent(tmp_path, store={"budget": 200_000})
     feed(assembly.agent, 0, 30)
     assembly.agent.participate(order(assembly))
@@ -375,12 +425,19 @@ def test_another_policy_keeps_the_samples(tmp_path: Path) -> None:
         again.disk.close()
 
 
-def test_a_model_that_does_not_fit_its_samples_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_its_samples_is_said_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from fedkeep.learn.export import export
 
-    export(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)), (6,), None, tmp_path / "m.onnx")
+    export(
+        lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(6, 3)),
+        (6,),
+        None,
+        tmp_path / "m.onnx",
+    )
     model = {"path": str(tmp_path / "m.onnx")}
     with pytest.raises(ConfigError, match=r"does not take samples of \[samples\] shape = \[7\]"):
         make_agent(tmp_path, model=model, samples={"shape": [7]})
@@ -392,7 +449,9 @@ def test_a_model_that_does_not_fit_its_samples_is_said_before_anything_is_writte
     assembly.disk.close()
 
 
-def test_whole_numbers_reach_a_torch_model_as_floats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_numbers_reach_a_torch_model_as_floats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     source = "import torch\ndef make():\n    return torch.nn.Sequential(torch.nn.Linear(6, 3))\n"
     (tmp_path / "own_model.py").write_text(source)
@@ -465,22 +524,29 @@ def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_pa
 
 
 def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: Path) -> None:
-    assembly = make_agent(tmp_path, policy={"name": "ode", "choice": "greatest", "value": "projection"})
+    assembly = make_agent(
+        tmp_path, policy={"name": "ode", "choice": "greatest", "value": "projection"}
+    )
     agent, learner = assembly.agent, assembly.agent.device.learner
     model = learner.initial(0)
-    agent.device.install(model)  # as from [model] path
+    agent.device.set_model(model)  # as from [model] path
     feed(agent, 0, 248)
     assert agent.device.direction is None
     feed(agent, 248, 20)
     came = [arrival(id_) for id_ in range(256)]
-    batch = Batch(np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256))
+    batch = Batch(
+        np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256)
+    )
     mean = learner.probe(model).measure(batch).mean_gradient()
     direction = agent.device.direction
     assert direction is not None
     np.testing.assert_allclose(direction, mean, rtol=1e-4, atol=1e-6)
     stored = agent.store.stored()
     np.testing.assert_allclose(
-        stored.scores, learner.probe(model).measure(stored.batch).projections(mean), rtol=1e-3, atol=1e-5
+        stored.scores,
+        learner.probe(model).measure(stored.batch).projections(mean),
+        rtol=1e-3,
+        atol=1e-5,
     )
     assert agent.erase([int(stored.batch.ids[0])]) == 1
     assert agent.device.direction is None
@@ -489,10 +555,13 @@ def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: P
 
 def test_samples_far_beyond_the_usual_are_refused_until_they_are_the_usual() -> None:
     first = np.vstack([np.full((20, 3), 2.0), np.full((1, 3), 3e5)])
-    assert np.flatnonzero(Magnitudes(1e6, 100.0).huge(first)).tolist() == [20]
-    magnitudes = Magnitudes(1e6, 100.0)
+    assert np.flatnonzero(OutlierFilter(1e6, 100.0).huge(first)).tolist() == [20]
+    magnitudes = OutlierFilter(1e6, 100.0)
     assert not magnitudes.huge(np.full((20, 3), 2.0)).any()
-    assert magnitudes.huge(np.array([[1.0, -250.0, 0.0], [150.0, 0.0, 0.0]])).tolist() == [True, False]
+    assert magnitudes.huge(np.array([[1.0, -250.0, 0.0], [150.0, 0.0, 0.0]])).tolist() == [
+        True,
+        False,
+    ]
     for _ in range(3):
         last = magnitudes.huge(np.full((32, 3), 500.0))
     assert not last.any()
@@ -525,9 +594,15 @@ def test_it_tells_systemd_that_it_is_ready_and_alive(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(20)
-        environment = {**ENVIRONMENT, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+        environment = {
+            **ENVIRONMENT,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "WATCHDOG_USEC": "400000",
+        }
         command = [sys.executable, "-m", "fedkeep.agent", "agent.toml"]
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
+        )
         heard: list[str] = []
         try:
             while not {"READY=1", "WATCHDOG=1"} <= set(heard):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, sample_id, screen
+from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, sample_id, screen
 from fedkeep.agent.record import SampleForm
 from tests.agent.builders import arrival, make_agent
 
@@ -17,7 +17,7 @@ FORM = SampleForm(np.dtype(np.float32), (2,))
 
 
 def test_an_overloaded_queue_stays_bounded_and_takes_an_even_sample() -> None:
-    intake = Intake(64, FORM, calm_seconds=0.0)
+    intake = IngestQueue(64, FORM, calm_seconds=0.0)
     fates: Counter[str] = Counter()
     for i in range(5000):
         intake.offer(Arrival([i, i], 0, i, "s", lambda fate: fates.update([fate])), wait=False)
@@ -34,7 +34,7 @@ def test_an_overloaded_queue_stays_bounded_and_takes_an_even_sample() -> None:
 
 
 def test_the_stride_halves_when_the_rush_is_over() -> None:
-    intake = Intake(32, FORM, calm_seconds=0.0)
+    intake = IngestQueue(32, FORM, calm_seconds=0.0)
     for i in range(500):
         intake.offer(Arrival([0, 0], 0, i, "s"), wait=False)
     assert intake.stride > 1
@@ -45,7 +45,7 @@ def test_the_stride_halves_when_the_rush_is_over() -> None:
 
 
 def test_a_waiting_source_is_held_back_and_loses_nothing() -> None:
-    intake = Intake(8, FORM)
+    intake = IngestQueue(8, FORM)
     got: list[int] = []
 
     def feed() -> None:
@@ -63,7 +63,7 @@ def test_a_waiting_source_is_held_back_and_loses_nothing() -> None:
 
 
 def test_a_stopped_queue_lets_its_sources_go_and_answers_for_nothing() -> None:
-    intake = Intake(8, FORM)
+    intake = IngestQueue(8, FORM)
     intake.stop()
     fates: list[str] = []
     intake.offer(Arrival([0, 0], 0, 1, "s", fates.append), wait=True)
@@ -71,7 +71,10 @@ def test_a_stopped_queue_lets_its_sources_go_and_answers_for_nothing() -> None:
     assert intake.counted() == {}
 
 
-@given(st.one_of(st.none(), st.integers(), st.text(), st.floats(allow_nan=False)), st.binary(min_size=1))
+@given(
+    st.one_of(st.none(), st.integers(), st.text(), st.floats(allow_nan=False)),
+    st.binary(min_size=1),
+)
 def test_every_sample_has_a_number(given_id: object, content: bytes) -> None:
     number = sample_id(given_id, content)
     assert 0 <= number < 1 << 63
@@ -104,13 +107,17 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("bad", "reason"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("bad", "reason"), BAD, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_what_is_no_sample_is_refused_by_its_reason(bad: Arrival, reason: str) -> None:
-    intake = Intake(8, FORM)
+    intake = IngestQueue(8, FORM)
     good = Arrival([1, 2], 2.0, 5, "s")
     for one in (bad, good):
         intake.offer(one, wait=True)
-    batch, sound, refused = screen(intake.take(2, 0.0, 0.0), FORM, 3, frozenset({9}), Magnitudes(1e6, 0.0))
+    batch, sound, refused = screen(
+        intake.take(2, 0.0, 0.0), FORM, 3, frozenset({9}), OutlierFilter(1e6, 0.0)
+    )
     assert [(a, r) for a, r in refused] == [(bad, reason)]
     assert sound == [good]
     assert batch.y.tolist() == [2]
@@ -129,5 +136,10 @@ def test_the_agent_counts_refusals_and_values_the_rest(tmp_path: Path) -> None:
     agent.commit()
     assert sorted(fates) == ["kept", "kept", "refused.label", "refused.shape"]
     counts = agent.counters.counts()
-    assert (counts["seen"], counts["kept"], counts["refused.label"], counts["refused.shape"]) == (4, 2, 1, 1)
+    assert (counts["seen"], counts["kept"], counts["refused.label"], counts["refused.shape"]) == (
+        4,
+        2,
+        1,
+        1,
+    )
     assembly.disk.close()

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.agent.cellfile import CellFile, StoreError
-from fedkeep.agent.cells import Cipher, FileCell, Geometry, Label, Root, decode_cell, decode_label, decode_root
+from fedkeep.agent.cells import (
+    Cipher,
+    FileCell,
+    Geometry,
+    Label,
+    Root,
+    decode_cell,
+    decode_label,
+    decode_root,
+)
 from tests.faults.script import RamDisk
 
 GEOMETRY = Geometry.within(40_000, 256)
@@ -38,7 +47,9 @@ def test_every_reader_sees_exactly_the_last_commit(encrypted: bool, data: st.Dat
         blobs = data.draw(st.lists(st.binary(max_size=700), max_size=5))
         gone = data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)) if held else []
         numbers = file.commit([(7, blob) for blob in blobs], gone, wipe=data.draw(st.booleans()))
-        held = {n: b for n, b in held.items() if n not in gone} | dict(zip(numbers, blobs, strict=True))
+        held = {n: b for n, b in held.items() if n not in gone} | dict(
+            zip(numbers, blobs, strict=True)
+        )
         file = CellFile(disk, GEOMETRY, cipher)
         found = file.load()
         assert not file.damage
@@ -65,7 +76,11 @@ def test_a_wipe_that_a_crash_cut_short_is_done_by_the_next_commit() -> None:
     # As if only the root of that commit had reached the disk, and nothing of the wipe.
     crashed = RamDisk(before)
     size = GEOMETRY.root_size
-    halves = [bytes(disk.image[at : at + size]) for h in (0, 1) for at in (GEOMETRY.root(h), GEOMETRY.root(h, 1))]
+    halves = [
+        bytes(disk.image[at : at + size])
+        for h in (0, 1)
+        for at in (GEOMETRY.root(h), GEOMETRY.root(h, 1))
+    ]
     due = [half for half in halves if (root := decode_root(half, GEOMETRY.cells)) and root.wipe]
     assert len(due) == 2
     crashed.image[GEOMETRY.root(0) : GEOMETRY.root(0) + size] = due[0]
@@ -103,7 +118,10 @@ def test_random_bytes_are_no_part_of_a_store(noise: bytes) -> None:
 
 
 def test_parts_survive_encoding() -> None:
-    for cell in (FileCell(2, 77, 1, 3, b"data"), FileCell(1, 5 << 20, 0, 1, b"x", light=True, frees=0)):
+    for cell in (
+        FileCell(2, 77, 1, 3, b"data"),
+        FileCell(1, 5 << 20, 0, 1, b"x", light=True, frees=0),
+    ):
         assert decode_cell(cell.encode().ljust(256, b"\0")) == cell
     root = Root(9, b"\xf0", wipe=True)
     assert decode_root(root.encode(8).ljust(64, b"\0"), 8) == root

@@ -8,10 +8,18 @@ import pytest
 
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
-from fedkeep.agent.opening import Opened, StoreOptions, copies_of, open_file, plan
-from fedkeep.agent.record import DAY, SAMPLE, AgeClock, DecisionLog, Note, SampleForm, Verdict
+from fedkeep.agent.record import (
+    DAY,
+    SAMPLE,
+    AgeClock,
+    DecisionLog,
+    SampleForm,
+    SampleMetadata,
+    Verdict,
+)
+from fedkeep.agent.store_file import Opened, StoreOptions, copies_of, open_file, plan
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Batch
@@ -38,7 +46,9 @@ def test_ranks_after_use_survive_reopening(rule: str) -> None:
     disk = RamDisk(bytes(LAYOUT.geometry.size))
 
     def opened() -> Scripted:
-        return Scripted(disk, form=replace(FORM, discounts=rule == "discount"), after_use=AfterUse(rule))  # type: ignore[arg-type]
+        return Scripted(
+            disk, form=replace(FORM, discounts=rule == "discount"), after_use=AfterUse(rule)
+        )  # type: ignore[arg-type]
 
     run, plain = opened(), MemoryStore(Scripted(disk).quotas, AfterUse(rule))  # type: ignore[arg-type]
     run.format()
@@ -92,10 +102,14 @@ def test_what_was_erased_is_in_no_file(tmp_path: Path) -> None:
 
 
 def options(tmp_path: Path, **changes: object) -> StoreOptions:
-    return StoreOptions(path=str(tmp_path / "s"), **{"budget": 100_000, "log_length": 64, **changes})  # type: ignore[arg-type]
+    return StoreOptions(
+        path=str(tmp_path / "s"), **{"budget": 100_000, "log_length": 64, **changes}
+    )  # type: ignore[arg-type]
 
 
-def opened(chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000) -> Opened:
+def opened(
+    chosen: StoreOptions, form: SampleForm = FORM, labels: int = REGIONS, state: int = 4_000
+) -> Opened:
     return open_file(plan(chosen, form, state), labels)
 
 
@@ -111,7 +125,9 @@ def test_another_budget_keeps_every_sample_or_says_which_one_would(tmp_path: Pat
         assert (tmp_path / "s").stat().st_size <= budget
         found.file.disk.close()
     image = (tmp_path / "s").read_bytes()
-    with pytest.raises(ConfigError, match=r"holds 40 samples .* room for \d+: set it to (\d+)") as refusal:
+    with pytest.raises(
+        ConfigError, match=r"holds 40 samples .* room for \d+: set it to (\d+)"
+    ) as refusal:
         opened(options(tmp_path, budget=66_000))
     assert (tmp_path / "s").read_bytes() == image
     least = int(str(refusal.value).split("set it to ")[1].split()[0])
@@ -130,7 +146,9 @@ def test_a_store_belongs_to_one_process_and_one_form_of_sample(tmp_path: Path) -
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_lost_key_is_said_plainly_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_key_is_said_plainly_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
     sealed = options(tmp_path, key_file=str(key))
@@ -170,7 +188,10 @@ def test_a_damaged_file_goes_on_and_copies_of_it_are_numbered_and_bounded(tmp_pa
         assert sum(blob.kind == SAMPLE for blob in found.blobs) == 39 - damaged
         found.file.discard([])
         found.file.disk.close()
-        assert sorted(file.name for file in copies_of(path).values()) == ["s.damaged-1", "s.damaged-2"][:copies]
+        assert (
+            sorted(file.name for file in copies_of(path).values())
+            == ["s.damaged-1", "s.damaged-2"][:copies]
+        )
     assert copies_of(path)[1].stat().st_mode & 0o777 == 0o600
 
 
@@ -186,8 +207,12 @@ def test_a_damaged_file_refuses_a_lower_budget_as_a_sound_one_does(tmp_path: Pat
     assert sum(blob.kind == SAMPLE for blob in opened(options(tmp_path)).blobs) == 39
 
 
-@pytest.mark.parametrize("content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)])
-def test_a_file_that_is_not_a_store_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"garbage" * 700_000, bytes(200_000), b"short", b"\x89PNG" + bytes(5000)]
+)
+def test_a_file_that_is_not_a_store_is_refused_and_not_touched(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "s"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is not a store of fedkeep: left untouched"):
@@ -228,7 +253,10 @@ def test_a_newest_root_lost_in_both_places_is_said_and_loses_no_sample(
 ) -> None:
     path = tmp_path / "s"
     batch = filled(path)
-    halves = [decode_root(path.read_bytes()[LAYOUT_AT.geometry.root(h) :], LAYOUT_AT.geometry.cells) for h in (0, 1)]
+    halves = [
+        decode_root(path.read_bytes()[LAYOUT_AT.geometry.root(h) :], LAYOUT_AT.geometry.cells)
+        for h in (0, 1)
+    ]
     newest = 0 if halves[0].sequence > halves[1].sequence else 1  # type: ignore[union-attr]
     wipe_roots(path, (newest,), (0, 1))
     store = open_at(path)
@@ -306,7 +334,10 @@ def test_the_age_clock_ignores_wall_clocks_within_tolerance(tmp_path: Path) -> N
 def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     log = DecisionLog(32, "ode")
     for i in range(100):
-        log.add(Note(i, i, 0.5, displaced=i - 50, label=1, model_version=3, wall=float(i)), Verdict.KEPT)
+        log.add(
+            SampleMetadata(i, i, 0.5, displaced=i - 50, label=1, model_version=3, wall=float(i)),
+            Verdict.KEPT,
+        )
     assert [d.id for d in log.about(40)] == [90], "only the one that displaced it is still there"
     assert [d.policy for d in log.about(99)] == ["ode"]
     restored = DecisionLog(32, "ode")
@@ -316,7 +347,12 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     assert not log.about(99)
     assert not log.about(49)
     refused = Batch(np.zeros((3, 1)), np.array([0, 1, 2]), np.array([500, 501, 502]))
-    outcome = Outcome(np.full(3, Fate.REFUSED), np.full(3, -1), np.array([4.0, 5, 6]), np.array([1.0, 2, 3]))
+    outcome = Outcome(
+        np.full(3, OfferResult.REFUSED),
+        np.full(3, -1),
+        np.array([4.0, 5, 6]),
+        np.array([1.0, 2, 3]),
+    )
     log.add_refusals(refused, np.arange(3), outcome, 2, 7.0)
     (line,) = log.about(501)
     assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

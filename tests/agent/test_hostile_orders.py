@@ -12,14 +12,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import FedkeepError, RefusedError
+from fedkeep.core.errors import FedkeepError, RejectedError
 from fedkeep.core.screening import FASTEST_RATE, LARGEST_PARAMETER, LAST_ROUND, MOST_EPOCHS
 from fedkeep.core.types import LocalTraining, TrainOrder, Vector
 from fedkeep.deploy.credentials import provision
-from fedkeep.link.client import AgentClient
-from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import Answered, AskSum, Participate
-from fedkeep.privacy.secure_sum import Keys, MaskingDevice, PartyKeys, SumTerms, decode, encode
+from fedkeep.privacy.secagg.protocol import (
+    Keys,
+    MaskingDevice,
+    PartyKeys,
+    SecureAggregationConfig,
+    decode,
+    encode,
+)
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.framing import receive_frame, send_frame
+from fedkeep.protocol.messages import Answered, AskSum, Participate
 from tests.agent.test_agent_process import lines, running, write_config
 
 MODEL: Vector = np.linspace(-1, 1, 21, dtype=np.float32)
@@ -27,7 +34,10 @@ SOUND = TrainOrder(3, MODEL, None, LocalTraining(0.1, 2))
 HOSTILE = [
     ("order-round", replace(SOUND, round=2**31)),
     ("order-epochs", replace(SOUND, local=LocalTraining(0.1, 10**9))),
-    *(("order-learning-rate", replace(SOUND, local=LocalTraining(rate, 1))) for rate in (-1.0, np.nan, np.inf)),
+    *(
+        ("order-learning-rate", replace(SOUND, local=LocalTraining(rate, 1)))
+        for rate in (-1.0, np.nan, np.inf)
+    ),
     ("order-batch-size", replace(SOUND, local=LocalTraining(0.1, 1, batch_size=10**9))),
     ("model-too-large", replace(SOUND, model=np.full_like(MODEL, 1e30))),
 ]
@@ -68,7 +78,7 @@ def test_hostile_orders_are_refused_and_the_agent_starts_again(tmp_path: Path) -
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         await_samples(client, 30)
         for reason, order in HOSTILE:
-            with pytest.raises(RefusedError, match=reason):
+            with pytest.raises(RejectedError, match=reason):
                 client.participate(order)
         assert client.status().round == -1, "nothing of them is stored"
         assert client.participate(SOUND).samples > 0
@@ -83,24 +93,29 @@ def test_a_hostile_sum_gets_no_word_out_of_an_agent(tmp_path: Path) -> None:
     members = f'members = "{tmp_path}/fleet/nodes"\nmember_key = "{made.node_key("a")}"\n'
     with (tmp_path / "agent.toml").open("a") as file:
         file.write(f"[privacy]\nsecure_sum = true\n{members}")
-    terms = SumTerms(bytes(16), 0, 3, 3, 1e3, 1e3, 0, 50.0, 50.0, 0.5)
+    terms = SecureAggregationConfig(bytes(16), 0, 3, 3, 1e3, 1e3, 0, 50.0, 50.0, 0.5)
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         await_samples(client, 30)
-        with pytest.raises(RefusedError, match="in the clear"):
+        with pytest.raises(RejectedError, match="in the clear"):
             client.participate(SOUND)
         for changed in HOSTILE_TERMS:
-            with pytest.raises(RefusedError, match=r"sum-terms|threshold|too few devices"):
-                client.ask(Participate(SOUND, encode(msgspec.structs.replace(terms, **changed))), Answered)
+            with pytest.raises(RejectedError, match=r"sum-terms|threshold|too few devices"):
+                client.ask(
+                    Participate(SOUND, encode(msgspec.structs.replace(terms, **changed))), Answered
+                )
         assert client.status().round == -1, "nothing of them is stored"
         keys = decode(client.ask(Participate(SOUND, encode(terms)), Answered).answer, Keys).keys
         invented = {d: MaskingDevice(d, terms.session, 3).keys() for d in (1, 2)}
-        with pytest.raises(RefusedError, match="not a member"):
+        with pytest.raises(RejectedError, match="not a member"):
             client.ask(AskSum(encode(PartyKeys(terms.session, {0: keys, **invented}))), Answered)
 
 
 def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_path: Path) -> None:
     fed(tmp_path, 400)
-    with running(tmp_path, "agent.toml") as process, AgentClient(str(tmp_path / "a.sock")) as client:
+    with (
+        running(tmp_path, "agent.toml") as process,
+        AgentClient(str(tmp_path / "a.sock")) as client,
+    ):
         await_samples(client, 400)
         long = replace(SOUND, local=LocalTraining(0.01, MOST_EPOCHS, 1))
         ended = threading.Event()
@@ -115,7 +130,9 @@ def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_pat
         assert client.status().samples > 100
         sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sender.connect(str(tmp_path / "in.sock"))
-        send_frame(sender, msgspec.msgpack.encode({"x": np.zeros(6, "<f4").tobytes(), "y": 0, "id": 10**6}))
+        send_frame(
+            sender, msgspec.msgpack.encode({"x": np.zeros(6, "<f4").tobytes(), "y": 0, "id": 10**6})
+        )
         assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"]
         assert not ended.is_set(), "all of that happened while it trained"
         began = time.monotonic()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.types import TrainOrder
 from tests.agent.builders import feed, make_agent, order
 
@@ -28,10 +28,22 @@ def trained(**changes: Any) -> Callable[[TrainOrder], TrainOrder]:
 BAD: dict[str, tuple[str, Callable[[TrainOrder], TrainOrder]]] = {
     "a short model": ("model-shape", lambda o: replace(o, model=o.model[:-1])),
     "a model of doubles": ("model-shape", lambda o: replace(o, model=o.model.astype(np.float64))),
-    "a model of NaN": ("model-not-finite", lambda o: replace(o, model=np.full_like(o.model, np.nan))),
-    "a short direction": ("direction-shape", lambda o: replace(o, direction=np.zeros(1, np.float32))),
-    "an infinite direction": ("direction-not-finite", lambda o: replace(o, direction=np.full_like(o.model, np.inf))),
-    "a model of giants": ("model-too-large", lambda o: replace(o, model=np.full_like(o.model, 1e7))),
+    "a model of NaN": (
+        "model-not-finite",
+        lambda o: replace(o, model=np.full_like(o.model, np.nan)),
+    ),
+    "a short direction": (
+        "direction-shape",
+        lambda o: replace(o, direction=np.zeros(1, np.float32)),
+    ),
+    "an infinite direction": (
+        "direction-not-finite",
+        lambda o: replace(o, direction=np.full_like(o.model, np.inf)),
+    ),
+    "a model of giants": (
+        "model-too-large",
+        lambda o: replace(o, model=np.full_like(o.model, 1e7)),
+    ),
     "round 2**31": ("order-round", lambda o: replace(o, round=2**31)),
     "a negative round": ("order-round", lambda o: replace(o, round=-1)),
     "a round that is none": ("order-round", lambda o: replace(o, round=5.0)),  # type: ignore[arg-type]
@@ -62,7 +74,7 @@ def test_a_bad_order_is_refused_and_changes_nothing(tmp_path: Path, name: str) -
     feed(assembly.agent, 0, 30)
     assembly.agent.participate(order(assembly, 4))
     before = assembly.agent.device.snapshot()
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RejectedError, match=reason):
         assembly.agent.participate(spoil(order(assembly, 5)))
     after = assembly.agent.device.snapshot()
     assert before.keys() == after.keys()

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedkeep.agent.arrivals import Arrival, Intake, Source
+from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source, records
 from fedkeep.agent.sources.records import _Exchange
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.link.client import AgentClient
-from fedkeep.link.framing import receive_frame, send_frame
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.framing import receive_frame, send_frame
 from tests.agent.test_agent_process import running, write_config
 
 FORM = SampleForm(np.dtype(np.float32), (2,))
@@ -34,7 +34,7 @@ def source(**table: Any) -> Source:
 
 def read(made: Source, count: int) -> tuple[list[Arrival], dict[str, int]]:
     """Runs a source in a thread until `count` samples have come, acknowledging each."""
-    intake = Intake(64, FORM)
+    intake = IngestQueue(64, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
@@ -54,10 +54,21 @@ def read(made: Source, count: int) -> tuple[list[Arrival], dict[str, int]]:
 
 def test_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
-    lines = ['{"x": [1, 2], "y": 0, "id": "a"}', "nonsense", '{"y": 1}', "", '{"x": [3, 4], "y": 2.0}', "9" * 50_000]
+    lines = [
+        '{"x": [1, 2], "y": 0, "id": "a"}',
+        "nonsense",
+        '{"y": 1}',
+        "",
+        '{"x": [3, 4], "y": 2.0}',
+        "9" * 50_000,
+    ]
     file.write_text("\n".join([*lines, '{"x": [5, 6], "y": 1}\n']))
     got, counted = read(source(kind="lines", path=str(file)), 3)
-    assert [(a.x.tolist(), a.y, a.id) for a in got] == [([1, 2], 0, "a"), ([3, 4], 2.0, None), ([5, 6], 1, None)]
+    assert [(a.x.tolist(), a.y, a.id) for a in got] == [
+        ([1, 2], 0, "a"),
+        ([3, 4], 2.0, None),
+        ([5, 6], 1, None),
+    ]
     assert counted == {"refused.malformed": 2, "refused.oversized": 1}
 
 
@@ -70,12 +81,17 @@ def test_csv(tmp_path: Path) -> None:
     made = source(kind="lines", path=str(file), format="csv")
     made.open()
     with pytest.raises(ConfigError, match="no column 'y'"):
-        made.run(Intake(8, FORM))
+        made.run(IngestQueue(8, FORM))
     made.close()
 
 
 def test_a_folder_of_npz_files(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.arange(6.0).reshape(3, 2), y=np.array([0, 1, 2]), ids=np.array([7, 8, 9]))
+    np.savez(
+        tmp_path / "a.npz",
+        x=np.arange(6.0).reshape(3, 2),
+        y=np.array([0, 1, 2]),
+        ids=np.array([7, 8, 9]),
+    )
     (tmp_path / "b.npz").write_bytes(b"not a zip")
     np.savez(tmp_path / "c.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([0]))
     np.savez(tmp_path / "d.npz", x=np.ones((2, 2)), y=np.ones((3,)))
@@ -90,7 +106,9 @@ def test_a_folder_of_npz_files(tmp_path: Path) -> None:
 
 
 def test_a_python_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_stream.py").write_text("def samples():\n    yield [1, 2], 0\n    yield [3, 4], 1, 'name'\n")
+    (tmp_path / "my_stream.py").write_text(
+        "def samples():\n    yield [1, 2], 0\n    yield [3, 4], 1, 'name'\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     got, _ = read(source(kind="iterator", function="my_stream:samples"), 2)
@@ -163,7 +181,9 @@ def test_more_senders_than_allowed_cost_the_one_silent_the_longest(tmp_path: Pat
         one.close()
 
 
-def test_a_record_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_never_ends_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(records, "_RECORD_SECONDS", 0.2)
     made = source(kind="socket", address=f"unix://{tmp_path}/s")
     result: list[Any] = []
@@ -186,7 +206,11 @@ def _connect(address: str) -> socket.socket:
         unix = address.startswith("unix")
         client = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
         try:
-            client.connect(address.removeprefix("unix://") if unix else ("127.0.0.1", int(address.rsplit(":", 1)[1])))
+            client.connect(
+                address.removeprefix("unix://")
+                if unix
+                else ("127.0.0.1", int(address.rsplit(":", 1)[1]))
+            )
             return client
         except OSError:
             client.close()
@@ -211,7 +235,9 @@ def running_broker(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
     config = folder / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")
-    process = subprocess.Popen([binary, "-c", str(config)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [binary, "-c", str(config)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         _connect(f"tcp://127.0.0.1:{port}").close()
         yield process
@@ -245,7 +271,7 @@ def sample(id_: int) -> bytes:
 
 def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
     made = source(kind="mqtt", topic="sensors/#", port=broker)
-    intake = Intake(64, FORM)
+    intake = IngestQueue(64, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
@@ -269,7 +295,7 @@ def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
 
 def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -> None:
     port = free_port()
-    made, intake = source(kind="mqtt", topic="sensors/#", port=port), Intake(8, FORM)
+    made, intake = source(kind="mqtt", topic="sensors/#", port=port), IngestQueue(8, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     heard: list[int] = []
@@ -279,7 +305,9 @@ def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -
                 thread.start()
             deadline = time.monotonic() + 20
             while number not in heard and time.monotonic() < deadline:
-                publish(port, [sample(number)])  # until the agent has found the broker, nobody keeps it
+                publish(
+                    port, [sample(number)]
+                )  # until the agent has found the broker, nobody keeps it
                 heard += [arrival.id for arrival in intake.take(8, 0.2, 0.0)]
             process.kill()
     intake.stop()
@@ -288,16 +316,29 @@ def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -
     assert {1, 2} <= set(heard)
 
 
-def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(tmp_path: Path, broker: int) -> None:
+def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(
+    tmp_path: Path, broker: int
+) -> None:
     write_config(tmp_path, f'[[source]]\nkind = "mqtt"\ntopic = "sensors/#"\nport = {broker}\n')
     publish(broker, [b"\xff garbage"], retain=True)
     for number, end in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
-        with running(tmp_path, "agent.toml") as process, AgentClient(str(tmp_path / "a.sock")) as client:
+        with (
+            running(tmp_path, "agent.toml") as process,
+            AgentClient(str(tmp_path / "a.sock")) as client,
+        ):
             deadline = time.monotonic() + 20
-            while "refused.malformed" not in client.status().counters and time.monotonic() < deadline:
+            while (
+                "refused.malformed" not in client.status().counters and time.monotonic() < deadline
+            ):
                 time.sleep(0.05)  # what the broker retains comes with the subscription
             first = 100 * number
-            publish(broker, [json.dumps({"x": [i] * 6, "y": 0, "id": i}).encode() for i in range(first, first + 60)])
+            publish(
+                broker,
+                [
+                    json.dumps({"x": [i] * 6, "y": 0, "id": i}).encode()
+                    for i in range(first, first + 60)
+                ],
+            )
             process.send_signal(end)
             process.wait()
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
@@ -307,9 +348,11 @@ def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(tmp_path: P
         assert client.status().samples == 180
 
 
-def test_a_broker_that_comes_late_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_comes_late_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("paho.mqtt", reason="paho-mqtt is not installed")
-    made, intake = source(kind="mqtt", topic="t", port=free_port()), Intake(8, FORM)
+    made, intake = source(kind="mqtt", topic="t", port=free_port()), IngestQueue(8, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()

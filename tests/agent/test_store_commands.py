@@ -62,12 +62,16 @@ def test_repair(tmp_path: Path) -> None:
     again.disk.close()
 
 
-@pytest.mark.parametrize("tables", [{}, {"store": {"encoding": "int8"}}, {"samples": {"dtype": "float16"}}])
+@pytest.mark.parametrize(
+    "tables", [{}, {"store": {"encoding": "int8"}}, {"samples": {"dtype": "float16"}}]
+)
 def test_export_gives_back_what_was_stored(tmp_path: Path, tables: dict[str, Any]) -> None:
     path, held = filled(tmp_path, **tables)
     ask("export", path, tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as arrays:
-        assert dict(zip(arrays["ids"].tolist(), arrays["y"].tolist(), strict=True)) == {i: i % LABELS for i in held}
+        assert dict(zip(arrays["ids"].tolist(), arrays["y"].tolist(), strict=True)) == {
+            i: i % LABELS for i in held
+        }
         for id_, x in zip(arrays["ids"].tolist(), arrays["x"], strict=True):
             np.testing.assert_array_equal(x, held[id_])
     ask("export", path, tmp_path / "folder")
@@ -82,7 +86,9 @@ def test_export_to_parquet(tmp_path: Path) -> None:
     ask("export", path, tmp_path / "out.parquet")
     table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
     assert len(table["y"]) == 30
-    np.testing.assert_array_equal(np.array(table["x"][3], np.float32).reshape(SHAPE), held[table["ids"][3]])
+    np.testing.assert_array_equal(
+        np.array(table["x"][3], np.float32).reshape(SHAPE), held[table["ids"][3]]
+    )
 
 
 def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_path: Path) -> None:
@@ -104,8 +110,13 @@ def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8", "uint8"])
-def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(tmp_path: Path, encoding: str) -> None:
-    wide: dict[str, Any] = {"samples": {"shape": [192], "labels": LABELS}, "store": {"budget": 600_000}}
+def test_fewer_bytes_hold_more_samples_and_a_restart_changes_none(
+    tmp_path: Path, encoding: str
+) -> None:
+    wide: dict[str, Any] = {
+        "samples": {"shape": [192], "labels": LABELS},
+        "store": {"budget": 600_000},
+    }
     plain = make_agent(tmp_path, **wide)
     room = plain.agent.device.capacity
     plain.disk.close()
@@ -156,9 +167,14 @@ def held_by(assembly: AssembledAgent) -> dict[int, np.ndarray]:
 
 
 @pytest.mark.parametrize("encoding", ["float32", "int8"])
-def test_deflated_samples_lose_nothing_unless_they_must_and_can_be_packed_anew(tmp_path: Path, encoding: str) -> None:
+def test_deflated_samples_lose_nothing_unless_they_must_and_can_be_packed_anew(
+    tmp_path: Path, encoding: str
+) -> None:
     limit = 450 if encoding == "float32" else 130
-    plain: dict[str, Any] = {"samples": {"shape": [400]}, "store": {"budget": 500_000, "encoding": encoding}}
+    plain: dict[str, Any] = {
+        "samples": {"shape": [400]},
+        "store": {"budget": 500_000, "encoding": encoding},
+    }
     small = {**plain, "store": {**plain["store"], "deflate_to": limit}}
     assembly = make_agent(tmp_path, **plain)
     room = assembly.agent.device.capacity
@@ -224,7 +240,9 @@ def test_bytes_behind_a_store_are_not_its_own(tmp_path: Path) -> None:
     again.disk.close()
 
 
-def test_one_label_lost_is_said_and_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_label_lost_is_said_and_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, _ = filled(tmp_path)
     image = bytearray(path.read_bytes())
     image[30] ^= 1

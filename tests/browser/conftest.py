@@ -35,7 +35,11 @@ def fleet() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def browser() -> "Iterator[Browser]":
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    binary = os.environ.get("FEDKEEP_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    binary = (
+        os.environ.get("FEDKEEP_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("google-chrome")
+    )
     if binary is None:
         pytest.skip("no chromium binary: install one, or name it in FEDKEEP_CHROMIUM")
     with api.sync_playwright() as playwright:
@@ -48,7 +52,10 @@ class Complaints(list[str]):
     """What a page wrote to its console as an error, and exceptions nobody caught."""
 
     def listen(self, page: "Page") -> None:
-        page.on("console", lambda message: self.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: self.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: self.append(str(error)))
 
 

@@ -39,12 +39,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Pat
 def violations(page: "Page", axe: str) -> list[str]:
     page.evaluate(axe)
     found = page.evaluate("axe.run({ resultTypes: ['violations'] })")["violations"]
-    return [f"{v['id']}: {v['nodes'][0]['html']} ({v['nodes'][0]['failureSummary']})" for v in found]
+    return [
+        f"{v['id']}: {v['nodes'][0]['html']} ({v['nodes'][0]['failureSummary']})" for v in found
+    ]
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 360), ("dark", 360)]
+)
 def test_axe_finds_nothing_wrong(
-    show: "Callable[[Path], Page]", page: "Page", runs: Path, axe: str, scheme: Literal["light", "dark"], width: int
+    show: "Callable[[Path], Page]",
+    page: "Page",
+    runs: Path,
+    axe: str,
+    scheme: Literal["light", "dark"],
+    width: int,
 ) -> None:
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 800})
@@ -59,7 +68,9 @@ def test_axe_finds_nothing_wrong(
     assert violations(page, axe) == []
 
 
-def test_axe_finds_nothing_wrong_where_there_is_nothing(hall: Any, page: "Page", tmp_path: Path, axe: str) -> None:
+def test_axe_finds_nothing_wrong_where_there_is_nothing(
+    hall: Any, page: "Page", tmp_path: Path, axe: str
+) -> None:
     page.goto(hall.serve(tmp_path).url)
     expect(page.locator("#status")).to_contain_text("Waiting for a run")
     assert violations(page, axe) == []
@@ -69,14 +80,20 @@ def test_every_control_has_a_name(show: "Callable[[Path], Page]", runs: Path) ->
     page = show(runs)
     controls = page.locator("button:visible, select:visible, [tabindex='0']:visible")
     for control in controls.all():
-        named = control.evaluate("node => (node.ariaLabel || node.labels?.[0]?.textContent || node.textContent).trim()")
+        named = control.evaluate(
+            "node => (node.ariaLabel || node.labels?.[0]?.textContent || node.textContent).trim()"
+        )
         assert named, control.evaluate("node => node.outerHTML")
 
 
-def test_a_report_opens_from_a_file_and_works_alone(page: "Page", runs: Path, tmp_path: Path, axe: str) -> None:
+def test_a_report_opens_from_a_file_and_works_alone(
+    page: "Page", runs: Path, tmp_path: Path, axe: str
+) -> None:
     found = read_runs(runs)
     file = tmp_path / "report.html"
-    file.write_text(html(found, compare(found), "my runs", ["Use ode.", "- few seeds"]), encoding="utf-8")
+    file.write_text(
+        html(found, compare(found), "my runs", ["Use ode.", "- few seeds"]), encoding="utf-8"
+    )
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())

@@ -11,7 +11,16 @@ pytest.importorskip("fastapi", reason="the live page needs the 'web' extra")
 
 from playwright.sync_api import expect
 
-from fedkeep.records import DeviceLine, Evaluation, HoldingsLine, PlanLine, PrivacyLine, Recorder, Round, Slot
+from fedkeep.records import (
+    DeviceLine,
+    Evaluation,
+    HoldingsLine,
+    PlanLine,
+    PrivacyLine,
+    Recorder,
+    Round,
+    Slot,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -28,14 +37,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory, fleet: dict[str, Any]) -> Pat
 
 def test_it_shows_the_methods_side_by_side(show: Show, runs: Path) -> None:
     page = show(runs)
-    expect(page.locator("#legend button")).to_have_text(["ode", "fifo", "reservoir", "full-data", "high-loss"])
+    expect(page.locator("#legend button")).to_have_text(
+        ["ode", "fifo", "reservoir", "full-data", "high-loss"]
+    )
     expect(page.locator("#comparison-table tbody tr")).to_have_count(5)
     assert page.locator("#curves .line").count() == 10
     expect(page.locator("#comparison-table tbody tr").first).to_contain_text("±")
     expect(page.locator("#status")).to_have_text("Finished, 10 runs")
 
 
-def test_it_updates_while_a_run_is_written(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_it_updates_while_a_run_is_written(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     run = fleet["FakeRun"](tmp_path / "ode-0.jsonl")
     run.advance(20)
     page = show(tmp_path)
@@ -47,7 +60,9 @@ def test_it_updates_while_a_run_is_written(show: Show, tmp_path: Path, fleet: di
     expect(page.locator("#legend button")).to_have_text(["ode", "fifo"])
 
 
-def test_it_waits_for_the_first_run(hall: Any, page: "Page", tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_it_waits_for_the_first_run(
+    hall: Any, page: "Page", tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     page.goto(hall.serve(tmp_path).url)
     expect(page.get_by_role("heading", name="Nothing to show yet")).to_be_visible()
     expect(page.locator("#content")).to_be_hidden()
@@ -121,7 +136,9 @@ def test_the_legend_hides_and_shows_a_method(show: Show, runs: Path) -> None:
     expect(page.locator("#curves figure").first.locator(".line")).to_have_count(5)
 
 
-def test_the_axis_may_be_bytes_and_tasks_stay_apart(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_the_axis_may_be_bytes_and_tasks_stay_apart(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     for task in ("har", "synthetic"):
         fleet["FakeRun"](tmp_path / f"{task}.jsonl", task=task, images=False).advance(30)
     page = show(tmp_path)
@@ -150,7 +167,9 @@ def test_it_survives_a_restart_of_the_server(
     complaints[:] = [text for text in complaints if "Failed to load resource: net::ERR" not in text]
 
 
-def test_a_token_is_asked_for_once(hall: Any, page: "Page", complaints: list[str], runs: Path) -> None:
+def test_a_token_is_asked_for_once(
+    hall: Any, page: "Page", complaints: list[str], runs: Path
+) -> None:
     server = hall.serve(runs, token="a-secret-of-some-length")
     refused = page.goto(server.url.split("?")[0])
     assert refused is not None
@@ -166,17 +185,26 @@ def test_a_token_is_asked_for_once(hall: Any, page: "Page", complaints: list[str
 def test_sixty_runs_are_no_trouble(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
     for number in range(60):
         method = f"method-{number % 12}"
-        fleet["FakeRun"](tmp_path / f"{number}.jsonl", method, number // 12, images=False, devices=5).advance(10)
+        fleet["FakeRun"](
+            tmp_path / f"{number}.jsonl", method, number // 12, images=False, devices=5
+        ).advance(10)
     page = show(tmp_path)
     expect(page.locator("#legend button")).to_have_count(12)
     expect(page.get_by_role("combobox", name="Seed", exact=True).locator("option")).to_have_count(5)
     expect(page.locator("#status")).to_contain_text("60 of 60 runs going")
 
 
-def test_nothing_in_a_record_becomes_html(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_nothing_in_a_record_becomes_html(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     evil = '<img src=x onerror="window.broken=1"><script>window.broken=1</script>'
     run = fleet["FakeRun"](
-        tmp_path / "a.jsonl", method=evil, name=evil, task=evil, setting=evil, labels=(evil, "__proto__")
+        tmp_path / "a.jsonl",
+        method=evil,
+        name=evil,
+        task=evil,
+        setting=evil,
+        labels=(evil, "__proto__"),
     )
     run.advance(40)
     page = show(tmp_path)
@@ -196,10 +224,16 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     path = tmp_path / "odd.jsonl"
     fleet["FakeRun"](path, "odd", labels=("a", "b"), devices=5, images=False)
     with Recorder(path) as recorder:
-        recorder.write(PlanLine(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=()))
+        recorder.write(
+            PlanLine(round=1, devices=(0, 1, 2), quotas=((1,), ()), holders=(9,), wanted=())
+        )
         recorder.write(HoldingsLine(round=1, devices=(7, 1), filled=((1, 1, 1),)))
         recorder.write(Evaluation(round=1, accuracy=None, loss=None))
-        recorder.write(DeviceLine(round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)))
+        recorder.write(
+            DeviceLine(
+                round=1, device=1, capacity=0, slots=(Slot(id=1, label=9, score=None, age=0),)
+            )
+        )
         recorder.write(DeviceLine(round=1, device=2, capacity=1, slots=(), changes=()))
         recorder.write(PrivacyLine(round=1, epsilon_spent=None, epsilon_left=None, delta=0.0))
         recorder.write(Round(round=1, participants=(), refused_reports={"constructor": 1}))
@@ -212,7 +246,9 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
     expect(page.locator("#panels")).to_contain_text("refused: constructor")
 
 
-def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page: "Page", runs: Path) -> None:
+def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(
+    show: Show, page: "Page", runs: Path
+) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     show(runs)
     expect(page.locator("#gallery td canvas").first).to_be_visible()
@@ -222,11 +258,17 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(show: Show, page:
     assert page.locator(".scroll").evaluate_all(cut) == []
 
 
-def test_a_long_status_leaves_the_name_alone_on_a_phone(show: Show, page: "Page", runs: Path) -> None:
+def test_a_long_status_leaves_the_name_alone_on_a_phone(
+    show: Show, page: "Page", runs: Path
+) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     show(runs)
-    page.locator("#status").evaluate("node => { node.textContent = 'Stopped, 210 of 230 runs finished' }")
-    name, status, theme = (page.locator(f".top {part}").bounding_box() for part in ("h1", "#status", "#theme"))
+    page.locator("#status").evaluate(
+        "node => { node.textContent = 'Stopped, 210 of 230 runs finished' }"
+    )
+    name, status, theme = (
+        page.locator(f".top {part}").bounding_box() for part in ("h1", "#status", "#theme")
+    )
     assert name is not None
     assert status is not None
     assert theme is not None
@@ -254,7 +296,9 @@ def test_differences_of_seeds_that_stopped_early_stay_in_a_sensible_frame(
     show: Show, tmp_path: Path, fleet: dict[str, Any]
 ) -> None:
     for method, seed, rounds in (("ode", 0, 60), ("ode", 1, 30), ("fifo", 0, 60), ("fifo", 1, 60)):
-        run = fleet["FakeRun"](tmp_path / f"{method}-{seed}.jsonl", method, seed, images=False, devices=5)
+        run = fleet["FakeRun"](
+            tmp_path / f"{method}-{seed}.jsonl", method, seed, images=False, devices=5
+        )
         run.advance(rounds)
     page = show(tmp_path)  # a path with NaN in it would be a complaint
     page.get_by_role("button", name="differences").click()
@@ -287,10 +331,16 @@ def test_a_span_of_rounds_can_be_looked_at_closely(show: Show, runs: Path) -> No
     expect(rounds).to_have_text(["20", "40", "60"])
 
 
-def test_the_frame_does_not_start_at_the_untrained_model(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_the_frame_does_not_start_at_the_untrained_model(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     fleet["FakeRun"](tmp_path / "ode.jsonl", images=False, devices=5).advance(300)
     page = show(tmp_path)
-    marks = page.locator("#curves figure").first.locator(".axes text[text-anchor=end]").all_text_contents()
+    marks = (
+        page.locator("#curves figure")
+        .first.locator(".axes text[text-anchor=end]")
+        .all_text_contents()
+    )
     assert "20 %" not in marks
 
 
@@ -320,7 +370,9 @@ def test_settings_are_listed_and_two_runs_differ_in_some(show: Show, runs: Path)
     page.get_by_text("Settings of this run").click()
     expect(page.locator(".settings tbody tr")).to_have_count(3)
     page.get_by_role("combobox", name="Compare with", exact=True).select_option("fifo-0")
-    expect(page.locator(".settings")).to_contain_text("1 setting differs between ode, seed 0 and fifo, seed 0")
+    expect(page.locator(".settings")).to_contain_text(
+        "1 setting differs between ode, seed 0 and fifo, seed 0"
+    )
     expect(page.locator(".settings tbody tr")).to_have_text(['policy.name"ode""fifo"'])
 
 
@@ -333,7 +385,9 @@ def test_keys_that_mean_nothing_alone_are_shown_as_ranks(show: Show, runs: Path)
     assert sorted(ranks) == sorted(f"{rank}." for rank in range(1, len(ranks) + 1))
 
 
-def test_every_device_of_a_large_fleet_can_be_reached(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_every_device_of_a_large_fleet_can_be_reached(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     fleet["FakeRun"](tmp_path / "ode.jsonl", images=False, devices=700).advance(10)
     page = show(tmp_path)
     field = page.get_by_role("spinbutton", name="Go to device")
@@ -352,7 +406,9 @@ def test_the_colours_can_be_chosen_and_stay(show: Show, runs: Path) -> None:
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_what_a_gist_does_is_shown_of_runs_that_have_one(show: Show, tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_what_a_gist_does_is_shown_of_runs_that_have_one(
+    show: Show, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     for method in ("ode", "gist-local"):
         fleet["FakeRun"](tmp_path / f"{method}.jsonl", method, images=False, devices=5).advance(30)
     page = show(tmp_path)

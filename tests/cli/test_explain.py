@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkeep.cli.app import app
+from fedkeep.config.components import COMPONENTS
+from fedkeep.config.experiment import TABLES
+from fedkeep.config.reference import Key, keys_of
 from fedkeep.core.errors import ConfigError
-from fedkeep.keys import Key, keys_of
-from fedkeep.registry import COMPONENTS
-from fedkeep.sim.experiment import TABLES
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ def test_keys_are_read_from_the_class_itself() -> None:
     ]
 
 
-@pytest.mark.parametrize("owner", [*TABLES.values(), *(cls for kind in COMPONENTS.values() for cls in kind.values())])
+@pytest.mark.parametrize(
+    "owner", [*TABLES.values(), *(cls for kind in COMPONENTS.values() for cls in kind.values())]
+)
 def test_every_key_says_what_it_does(owner: type) -> None:
     assert [key.name for key in keys_of(owner) if not key.text] == []
 
@@ -51,7 +53,9 @@ def test_a_key_has_its_type_its_default_and_the_papers_name() -> None:
 
 
 def test_a_key_says_what_presets_make_of_it() -> None:
-    assert 'Preset paper, every policy: estimator.name = "incremental"' in told("explain", "estimator.name")
+    assert 'Preset paper, every policy: estimator.name = "incremental"' in told(
+        "explain", "estimator.name"
+    )
 
 
 def test_a_name_shows_all_that_it_takes() -> None:
@@ -70,7 +74,7 @@ def test_examples_for_python_are_not_shown() -> None:
 def test_a_class_of_ones_own_is_shown_whatever_it_is() -> None:
     for own, key in (
         ("fedkeep.core.policies.ode:Ode", "sharpness"),
-        ("fedkeep.core.coordination:Greedy", "quantities"),
+        ("fedkeep.core.planning.greedy:Greedy", "quantities"),
     ):
         text = told("list", own)
         assert text.startswith(f'name = "{own}"')
@@ -89,7 +93,10 @@ def test_every_table_and_every_name_can_be_shown() -> None:
     ("arguments", "message"),
     [
         (("explain", "storge"), "did you mean 'storage'?"),
-        (("explain", "storage.capcity"), "'storage' has no key 'capcity': did you mean 'capacity'?"),
+        (
+            ("explain", "storage.capcity"),
+            "'storage' has no key 'capcity': did you mean 'capacity'?",
+        ),
         (("list", "odd"), "nothing is called 'odd': did you mean 'ode'?"),
     ],
 )

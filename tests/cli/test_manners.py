@@ -16,11 +16,15 @@ EXPERIMENT = (
 )
 
 
-def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     source = Path(fedkeep.__file__).parents[1]
     around = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "80", **environment}
     command = [sys.executable, "-m", "fedkeep", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=around, cwd=cwd, timeout=300, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=around, cwd=cwd, timeout=300, check=False
+    )
 
 
 def test_help_fits_a_screen_and_no_sentence_is_cut() -> None:
@@ -45,14 +49,20 @@ def test_no_arguments_show_the_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "at", "offered"), [("fedkeep re", "1", "report"), ("fedkeep report --ma", "2", "--markdown")]
+    ("words", "at", "offered"),
+    [("fedkeep re", "1", "report"), ("fedkeep report --ma", "2", "--markdown")],
 )
 def test_the_shell_completes(words: str, at: str, offered: str) -> None:
     asked = {"_FEDKEEP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": at}
     code = "import sys; sys.argv = ['fedkeep']; from fedkeep.cli import main; main()"
     around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1]), **asked}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=around, timeout=300, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=around,
+        timeout=300,
+        check=False,
     )
     assert offered in done.stdout.split()
 
@@ -66,14 +76,20 @@ def test_a_pipe_gets_the_result_alone(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.skipif(not Path("/usr/bin/script").exists(), reason="no `script` to make a terminal with")
+@pytest.mark.skipif(
+    not Path("/usr/bin/script").exists(), reason="no `script` to make a terminal with"
+)
 def test_no_color_is_respected(tmp_path: Path) -> None:
     source = Path(fedkeep.__file__).parents[1]
     around = {**os.environ, "PYTHONPATH": str(source), "TERM": "xterm-256color"}
     around.pop("NO_COLOR", None)
     command = ["script", "-qec", f"{sys.executable} -m fedkeep list", "/dev/null"]
-    coloured = subprocess.run(command, capture_output=True, text=True, env=around, timeout=300, check=True)
-    plain = subprocess.run(command, capture_output=True, text=True, env={**around, "NO_COLOR": "1"}, check=True)
+    coloured = subprocess.run(
+        command, capture_output=True, text=True, env=around, timeout=300, check=True
+    )
+    plain = subprocess.run(
+        command, capture_output=True, text=True, env={**around, "NO_COLOR": "1"}, check=True
+    )
     assert "\x1b[1m" in coloured.stdout
     assert "\x1b[3" not in plain.stdout
 
@@ -100,11 +116,20 @@ def test_a_fleet_cannot_be_below_a_file() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("run", "tiny.toml", "--out", "tiny.toml"), "cannot keep records in tiny.toml: File exists"),
-        (("run", "tiny.toml", "--out", "tiny.toml/below"), "Not a directory; choose another with --out"),
+        (
+            ("run", "tiny.toml", "--out", "tiny.toml"),
+            "cannot keep records in tiny.toml: File exists",
+        ),
+        (
+            ("run", "tiny.toml", "--out", "tiny.toml/below"),
+            "Not a directory; choose another with --out",
+        ),
         (("demo", "--out", "tiny.toml"), "cannot keep records in tiny.toml"),
         (("report", "."), "no runs in ."),
-        (("run", "tiny.toml", "--set", "sweep.seed=[0,0]"), "two runs would both be called 'ode-seed0'"),
+        (
+            ("run", "tiny.toml", "--set", "sweep.seed=[0,0]"),
+            "two runs would both be called 'ode-seed0'",
+        ),
         (("run", "nowhere.toml"), "there is no file nowhere.toml"),
     ],
     ids=str,

@@ -71,12 +71,17 @@ def mistake(*arguments: str) -> str:
         ("return 0.5", "the policy Mine must give one number a sample, an array of"),
         ("return np.float64(1.0)", "it gave float64"),
         ("return np.zeros((len(batch), 2))", "it gave shape ("),
-        ("return np.full(len(batch), np.nan)", "gave NaN as a score: give a number, or -inf to refuse a sample"),
+        (
+            "return np.full(len(batch), np.nan)",
+            "gave NaN as a score: give a number, or -inf to refuse a sample",
+        ),
         ("return [] / 0", "the policy Mine raised TypeError: unsupported operand"),
         ("return None", "it gave NoneType"),
     ],
 )
-def test_a_policy_that_gives_no_scores_is_refused_by_run_and_check(folder: Path, body: str, told: str) -> None:
+def test_a_policy_that_gives_no_scores_is_refused_by_run_and_check(
+    folder: Path, body: str, told: str
+) -> None:
     (folder / "mine.py").write_text(POLICY.format(body))
     (folder / "try.toml").write_text(EXPERIMENT.format('policy = { name = "mine.py:Mine" }'))
     assert told in mistake("run", "try.toml", "--jobs", "1")
@@ -94,7 +99,10 @@ def test_where_a_policy_raised_is_told(folder: Path) -> None:
     ("model", "told"),
     [
         ("lenet", "model 'lenet' cannot take samples of shape [30]: "),
-        ("nets.py:wrong_input", "cannot take samples of shape [30]: mat1 and mat2 shapes cannot be multiplied"),
+        (
+            "nets.py:wrong_input",
+            "cannot take samples of shape [30]: mat1 and mat2 shapes cannot be multiplied",
+        ),
         ("nets.py:few_outputs", "has 4 outputs, and the data has 10 labels"),
         ("nets.py:no_module", "must make a torch.nn.Module, it made list"),
         ("nets.py:broken", "raised KeyError: 'width'"),
@@ -110,7 +118,10 @@ def test_a_model_that_does_not_fit_the_data_is_told(folder: Path, model: str, to
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("nets.py:no_module",), "the factory of the model must make a torch.nn.Module, it made list"),
+        (
+            ("nets.py:no_module",),
+            "the factory of the model must make a torch.nn.Module, it made list",
+        ),
         (("nets.py:broken",), "the factory of the model raised KeyError: 'width'"),
         (("nets.py:relu",), "take out what comes after it, such as a ReLU"),
         (("nets.py:conv", "--shape", "5,64"), "cannot take samples of shape [5, 64] (--shape): "),
@@ -120,7 +131,9 @@ def test_a_model_that_does_not_fit_the_data_is_told(folder: Path, model: str, to
         (("nets.py:nothing",), "'nets.py' has no 'nothing'"),
     ],
 )
-def test_a_model_that_cannot_be_exported_is_told(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_a_model_that_cannot_be_exported_is_told(
+    folder: Path, arguments: tuple[str, ...], told: str
+) -> None:
     pytest.importorskip("onnxscript")
     (folder / "nets.py").write_text(MODELS)
     assert told in mistake("export", *arguments, "--out", "out.onnx")
@@ -130,4 +143,7 @@ def test_a_model_that_cannot_be_exported_is_told(folder: Path, arguments: tuple[
 def test_data_with_a_single_label_is_told(folder: Path) -> None:
     (folder / "one.csv").write_text("device,label,a\n" + "p,ok,1.5\nq,ok,2.5\n" * 5)
     (folder / "try.toml").write_text('task = { name = "own", path = "one.csv" }\n')
-    assert mistake("run", "try.toml") == "one.csv has a single label, 'ok': there is nothing to tell apart"
+    assert (
+        mistake("run", "try.toml")
+        == "one.csv has a single label, 'ok': there is nothing to tell apart"
+    )

@@ -19,7 +19,9 @@ EXAMPLE = {
 class Shell:
     """Runs the command in this process and keeps what it said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    ) -> None:
         self._monkeypatch, self._capsys, self._folder = monkeypatch, capsys, folder
 
     def file(self, name: str, text: str) -> str:
@@ -36,7 +38,9 @@ class Shell:
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Shell:
+def shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Shell:
     return Shell(monkeypatch, capsys, tmp_path)
 
 
@@ -51,7 +55,9 @@ def test_json_in_json_out(shell: Shell) -> None:
 
 
 def test_a_table_for_people_names_labels_and_devices(shell: Shell) -> None:
-    sheet = shell.file("fleet.csv", "device, capacity, walk, run, sit\nanna,20,4,2,0\nbert,1,2,3,0\n")
+    sheet = shell.file(
+        "fleet.csv", "device, capacity, walk, run, sit\nanna,20,4,2,0\nbert,1,2,3,0\n"
+    )
     code, out, _ = shell.plan(sheet, "--clients-per-label", "2")
     assert code == 0
     for word in ("anna", "bert", "walk", "holders", "weight"):
@@ -73,7 +79,9 @@ def test_a_large_fleet_is_shown_in_part(shell: Shell) -> None:
 
 
 def test_slots_for_the_most_frequent(shell: Shell) -> None:
-    code, out, _ = shell.plan(shell.file("fleet.json", json.dumps(EXAMPLE)), "--json", "--quantities", "frequent")
+    code, out, _ = shell.plan(
+        shell.file("fleet.json", json.dumps(EXAMPLE)), "--json", "--quantities", "frequent"
+    )
     quotas = json.loads(out)["quotas"]
     assert code == 0
     assert [sum(row) for row in quotas] == [20, 40, 20]
@@ -100,16 +108,33 @@ def test_an_experiment_is_planned_as_it_would_be_run(shell: Shell) -> None:
 
 
 def test_an_experiment_without_coordination_has_no_plan(shell: Shell) -> None:
-    experiment = shell.file("fifo.toml", 'task = { name = "synthetic" }\npolicy = { name = "fifo" }\n')
+    experiment = shell.file(
+        "fifo.toml", 'task = { name = "synthetic" }\npolicy = { name = "fifo" }\n'
+    )
     check_refused(shell.plan(experiment), "nothing to plan")
 
 
 BAD = {
-    "negative velocity": ('{"capacity": [1], "velocity": [[1, -1]]}', "device 0: velocities must be finite"),
-    "NaN velocity": ('{"capacity": [1], "velocity": [[1, NaN]]}', "device 0: velocities must be finite"),
-    "ragged": ('{"capacity": [1, 1], "velocity": [[1, 2], [1]]}', "device 1 has 1 velocities, but there are 2 labels"),
-    "rows missing": ('{"capacity": [1, 1], "velocity": [[1, 2]]}', "2 capacities but 1 rows of velocity"),
-    "no capacity": ('{"capacity": [0], "velocity": [[1, 2]]}', "capacity must be a whole number of at least 1, got 0"),
+    "negative velocity": (
+        '{"capacity": [1], "velocity": [[1, -1]]}',
+        "device 0: velocities must be finite",
+    ),
+    "NaN velocity": (
+        '{"capacity": [1], "velocity": [[1, NaN]]}',
+        "device 0: velocities must be finite",
+    ),
+    "ragged": (
+        '{"capacity": [1, 1], "velocity": [[1, 2], [1]]}',
+        "device 1 has 1 velocities, but there are 2 labels",
+    ),
+    "rows missing": (
+        '{"capacity": [1, 1], "velocity": [[1, 2]]}',
+        "2 capacities but 1 rows of velocity",
+    ),
+    "no capacity": (
+        '{"capacity": [0], "velocity": [[1, 2]]}',
+        "capacity must be a whole number of at least 1, got 0",
+    ),
     "part of a sample": ('{"capacity": [1.5], "velocity": [[1, 2]]}', "capacity"),
     "wrong key": ('{"capcity": [1], "velocity": [[1, 2]]}', "capcity"),
     "key missing": ('{"velocity": [[1, 2]]}', "capacity"),
@@ -138,7 +163,10 @@ BAD_SHEETS = {
     "short": ("device,capacity,a\nx\n", "device x has 0 velocities, but there are 1 labels"),
     "twice": ("device,capacity,a\nx,1,2\nx,1,2\n", "device 'x' is there twice"),
     "NaN capacity": ("device,capacity,a\nx,nan,2\n", "device x: capacity must be a whole number"),
-    "endless capacity": ("device,capacity,a\nx,inf,2\n", "device x: capacity must be a whole number"),
+    "endless capacity": (
+        "device,capacity,a\nx,inf,2\n",
+        "device x: capacity must be a whole number",
+    ),
 }
 
 
@@ -152,7 +180,9 @@ def test_other_mistakes_end_in_one_sentence(shell: Shell) -> None:
     good = shell.file("fleet.json", json.dumps(EXAMPLE))
     check_refused(shell.plan(good + ".json"), "No such file")
     check_refused(shell.plan(shell.file("fleet.txt", "")), ".json or .csv file")
-    check_refused(shell.plan(good, "--labels-per-client", "0"), "labels_per_client must be 1 or more, got 0")
+    check_refused(
+        shell.plan(good, "--labels-per-client", "0"), "labels_per_client must be 1 or more, got 0"
+    )
 
 
 def check_refused(found: tuple[int, str, str], reason: str) -> None:
@@ -165,4 +195,6 @@ def check_refused(found: tuple[int, str, str], reason: str) -> None:
 
 def test_what_devices_see_but_do_not_hold_is_told(shell: Shell) -> None:
     _, out, _ = shell.plan(shell.file("fleet.json", json.dumps(EXAMPLE)))
-    assert "21.7% of all arrivals have a label that their device does not hold." in out  # 500 of 2300
+    assert (
+        "21.7% of all arrivals have a label that their device does not hold." in out
+    )  # 500 of 2300

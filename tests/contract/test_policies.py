@@ -2,16 +2,16 @@
 
 import pytest
 
-import fedkeep.registry
+import fedkeep.config.components
 from fedkeep.core.policies.fedbalancer import FedBalancer
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.reservoir import Reservoir
 from fedkeep.core.policies.sld import Sld
-from fedkeep.core.policy import POLICIES, SelectionPolicy, View
+from fedkeep.core.policy import POLICIES, ScoringContext, SelectionPolicy
 from fedkeep.core.types import Batch, Scores
 from fedkeep.testing import ConformanceError, check_policy
 
-assert fedkeep.registry
+assert fedkeep.config.components
 
 VARIANTS: list[SelectionPolicy] = [
     *(cls() for cls in POLICIES.values()),
@@ -32,18 +32,18 @@ def test_keeps_the_laws(policy: SelectionPolicy) -> None:
 
 
 class Nan(SelectionPolicy):
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.uniform * float("nan")
 
 
 class LooksAtTheChunk(SelectionPolicy):
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         losses = view.measurements.losses()
         return losses - losses.mean()
 
 
 class Writes(SelectionPolicy):
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         batch.x[:] = 0
         return view.uniform
 
@@ -54,12 +54,14 @@ class Forgets(SelectionPolicy):
     def __init__(self) -> None:
         self.calls = 0
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         self.calls += 1
         return view.uniform * self.calls
 
 
-@pytest.mark.parametrize("policy", [Nan(), LooksAtTheChunk(), Writes(), Forgets()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "policy", [Nan(), LooksAtTheChunk(), Writes(), Forgets()], ids=lambda p: type(p).__name__
+)
 def test_breaking_a_law_is_noticed(policy: SelectionPolicy) -> None:
     with pytest.raises(ConformanceError):
         check_policy(policy)

@@ -32,7 +32,9 @@ def test_trimmed_drops_the_extremes_of_each_coordinate() -> None:
 
 def test_trimmed_drops_extremes_also_where_few_report() -> None:
     """Rounded down, a tenth of three reports would be none: a robust mean in name only."""
-    merged = Aggregation("trimmed").aggregate(START, [report(1, 1), report(2, 2), report(1e6, -1e6)])
+    merged = Aggregation("trimmed").aggregate(
+        START, [report(1, 1), report(2, 2), report(1e6, -1e6)]
+    )
     np.testing.assert_allclose(merged, [2, 1])
 
 
@@ -47,7 +49,9 @@ def test_without_weight_the_model_stays(name: str) -> None:
     rule = Aggregation(name)  # type: ignore[arg-type]
     np.testing.assert_array_equal(rule.aggregate(START, []), START)
     np.testing.assert_array_equal(rule.aggregate(START, [report(9, 9, weight=0)]), START)
-    np.testing.assert_allclose(rule.aggregate(START, [report(9, 9), report(9, 9), report(7, 7, weight=0)]), [9, 9])
+    np.testing.assert_allclose(
+        rule.aggregate(START, [report(9, 9), report(9, 9), report(7, 7, weight=0)]), [9, 9]
+    )
 
 
 def test_wrong_options_are_named() -> None:

@@ -37,7 +37,7 @@ def device_with(
         options=DeviceOptions(**options),  # type: ignore[arg-type]
         seed=5,
     )
-    device.install(LEARNER.initial(0))
+    device.set_model(LEARNER.initial(0))
     if plan is not None:
         device.assign(plan)
     return device
@@ -77,7 +77,9 @@ def test_late_equals_eager_and_a_restart_changes_nothing(cuts: list[int], restar
     reports = [device.participate(order(2, accepted=1)) for device in (late, eager)]
     assert late.store.stored().batch.ids.tolist() == eager.store.stored().batch.ids.tolist()
     np.testing.assert_allclose(reports[0].model, reports[1].model, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(reports[0].local_gradient, reports[1].local_gradient, rtol=1e-4, atol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        reports[0].local_gradient, reports[1].local_gradient, rtol=1e-4, atol=1e-6
+    )  # type: ignore[arg-type]
 
 
 def test_only_assigned_labels_are_stored_but_all_count_for_the_estimate() -> None:

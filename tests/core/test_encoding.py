@@ -5,25 +5,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.encoding import SampleCodec
 from fedkeep.core.errors import ConfigError
+from fedkeep.encoding import SampleCodec
 
 
 def test_by_hand() -> None:
     codec = SampleCodec((2,), encoding="int8")
     codec.fit(np.array([[1.27, -2.0], [0.5, 12.7]]))
     rows = codec.encode(np.array([[1.27, 0.0], [0.01, -12.7], [2.54, 0.0]]))
-    assert [np.frombuffer(row, np.int8).tolist() for row in rows] == [[0, 127, 0], [0, 1, -127], [1, 127, 0]]
-    np.testing.assert_allclose(codec.decode(rows), [[1.27, 0.0], [0.01, -12.7], [2.54, 0.0]], atol=1e-6)
+    assert [np.frombuffer(row, np.int8).tolist() for row in rows] == [
+        [0, 127, 0],
+        [0, 1, -127],
+        [1, 127, 0],
+    ]
+    np.testing.assert_allclose(
+        codec.decode(rows), [[1.27, 0.0], [0.01, -12.7], [2.54, 0.0]], atol=1e-6
+    )
     bytes_ = SampleCodec((1,), encoding="uint8")
     bytes_.fit(np.array([[0.0], [255.0]]))
     np.testing.assert_array_equal(bytes_.settled(np.arange(256.0)[:, None])[:, 0], np.arange(256.0))
 
 
-@pytest.mark.parametrize(("encoding", "nbytes"), [("float32", 24), ("float16", 12), ("int8", 7), ("uint8", 7)])
+@pytest.mark.parametrize(
+    ("encoding", "nbytes"), [("float32", 24), ("float16", 12), ("int8", 7), ("uint8", 7)]
+)
 @given(seed=st.integers(0, 2**31), scale=st.floats(1e-6, 1e6))
 @settings(max_examples=40, deadline=None)
-def test_what_was_decoded_stays_as_it_is(encoding: str, nbytes: int, seed: int, scale: float) -> None:
+def test_what_was_decoded_stays_as_it_is(
+    encoding: str, nbytes: int, seed: int, scale: float
+) -> None:
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal((9, 2, 3)) * scale).astype(np.float32)
     codec = SampleCodec((2, 3), encoding=encoding)  # type: ignore[arg-type]
@@ -31,7 +41,9 @@ def test_what_was_decoded_stays_as_it_is(encoding: str, nbytes: int, seed: int, 
     once = codec.settled(x)
     assert {codec.nbytes, *map(len, codec.encode(x))} == {nbytes}
     np.testing.assert_array_equal(codec.settled(once), once)
-    np.testing.assert_array_equal(codec.decode(codec.encode(x[4:5])), once[4:5], err_msg="alone or with others")
+    np.testing.assert_array_equal(
+        codec.decode(codec.encode(x[4:5])), once[4:5], err_msg="alone or with others"
+    )
     again = SampleCodec((2, 3), encoding=encoding)  # type: ignore[arg-type]
     again.restore(codec.snapshot())
     np.testing.assert_array_equal(again.settled(x), once)

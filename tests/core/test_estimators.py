@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from fedkeep.core.estimators import (
     Estimate,
+    GradientAccumulator,
     IncrementalEstimator,
     LocalGradientEstimator,
-    ParticipantsEstimator,
-    Window,
+    RoundMeanEstimator,
 )
 from fedkeep.core.types import Batch, Vector
 from fedkeep.learn.dense_learner import DenseLearner
@@ -21,7 +21,9 @@ MODEL = LEARNER.initial(0)
 
 def samples(n: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(rng.standard_normal((n, 4)).astype(np.float32), rng.integers(0, 3, n), np.arange(n))
+    return Batch(
+        rng.standard_normal((n, 4)).astype(np.float32), rng.integers(0, 3, n), np.arange(n)
+    )
 
 
 def vector(*numbers: float) -> Vector:
@@ -32,7 +34,10 @@ class Told:
     """An estimator with its window, as a device has them."""
 
     def __init__(self) -> None:
-        self.window, self.estimator = Window(LEARNER.gradient_size, 3), LocalGradientEstimator()
+        self.window, self.estimator = (
+            GradientAccumulator(LEARNER.gradient_size, 3),
+            LocalGradientEstimator(),
+        )
 
     def observe(self, batch: Batch, model: Vector = MODEL) -> None:
         self.window.add(LEARNER.probe(model).measure(batch), batch.y)
@@ -120,9 +125,11 @@ def test_the_local_estimator_survives_a_restart() -> None:
 def test_each_gradient_is_clipped_before_the_mean() -> None:
     batch = samples(20)
     batch.x[3] = 1e4
-    clipped = Window(LEARNER.gradient_size, 3, clip=0.5)
+    clipped = GradientAccumulator(LEARNER.gradient_size, 3, clip=0.5)
     clipped.add(LEARNER.probe(MODEL).measure(batch), batch.y)
-    singles = [LEARNER.probe(MODEL).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(20)]
+    singles = [
+        LEARNER.probe(MODEL).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(20)
+    ]
     short = [g * min(1.0, 0.5 / float(np.linalg.norm(g))) for g in singles]
     np.testing.assert_allclose(clipped.mean(), np.mean(short, axis=0), rtol=1e-4, atol=1e-6)
 
@@ -134,7 +141,10 @@ def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_w
     estimator = IncrementalEstimator()
     rng = np.random.default_rng(0)
     for round_ in range(12):
-        news = {int(d): rng.standard_normal(2).astype(np.float32) for d in rng.choice([1, 2, 3], 2, replace=False)}
+        news = {
+            int(d): rng.standard_normal(2).astype(np.float32)
+            for d in rng.choice([1, 2, 3], 2, replace=False)
+        }
         for device, gradient in news.items():
             running += zeta[device] * (gradient - last[device])
             last[device] = gradient
@@ -142,7 +152,9 @@ def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_w
         estimator.update({d: Estimate(g, zeta[d], round_) for d, g in news.items()})
         direction = estimator.direction()
         assert direction is not None
-        np.testing.assert_allclose(direction * sum(zeta[d] for d in covered), running, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            direction * sum(zeta[d] for d in covered), running, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("devices", [1, 31, 33, 1100])
@@ -150,7 +162,9 @@ def test_nothing_of_a_replaced_or_forgotten_estimate_stays(devices: int) -> None
     estimator = IncrementalEstimator()
     estimator.update({d: Estimate(vector(1.0, float(d % 7)), 1.0, 0) for d in range(devices)})
     before = estimator.direction()
-    estimator.update({0: Estimate(vector(1e9, -1e9), 1.0, 1), devices: Estimate(vector(3e8, 1.0), 5.0, 1)})
+    estimator.update(
+        {0: Estimate(vector(1e9, -1e9), 1.0, 1), devices: Estimate(vector(3e8, 1.0), 5.0, 1)}
+    )
     estimator.update({0: Estimate(vector(1.0, 0.0), 1.0, 2)})
     estimator.forget(devices)
     np.testing.assert_array_equal(estimator.direction(), before)
@@ -161,7 +175,10 @@ def test_the_global_estimator_survives_a_restart_to_the_bit() -> None:
     estimator, other = IncrementalEstimator(), IncrementalEstimator()
     for round_ in range(40):
         estimator.update(
-            {int(d): Estimate(rng.standard_normal(3).astype(np.float32), 0.1, round_) for d in rng.integers(0, 99, 5)}
+            {
+                int(d): Estimate(rng.standard_normal(3).astype(np.float32), 0.1, round_)
+                for d in rng.integers(0, 99, 5)
+            }
         )
     estimator.forget(next(iter(estimator.snapshot()["devices"].tolist())))
     other.restore(estimator.snapshot())
@@ -179,7 +196,7 @@ def test_old_estimates_expire() -> None:
 
 
 def test_participants_takes_this_round_only_and_keeps_it_where_none_reports() -> None:
-    estimator = ParticipantsEstimator()
+    estimator = RoundMeanEstimator()
     assert estimator.direction() is None
     estimator.update({1: Estimate(vector(1.0), 1.0, 0), 2: Estimate(vector(4.0), 2.0, 0)})
     np.testing.assert_array_equal(estimator.direction(), vector(3.0))

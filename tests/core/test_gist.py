@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import Window
-from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
-from fedkeep.core.making import Holding, Making, Mixture, averaged, mixed
-from fedkeep.core.policies.draw import Draw
+from fedkeep.core.estimators import GradientAccumulator
+from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
+from fedkeep.core.making import LinearEstimate, NoiseModel, StoreSummary, averaged, mixed
+from fedkeep.core.policies.draw import BalancedReservoir
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.high_loss import HighLoss
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.selection import Shares
+from fedkeep.core.selection import LabelFrequencies
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Assignment, Batch, FloatArray, LocalTraining, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
@@ -64,8 +64,8 @@ def stored(
     return StoredGradients(shares, np.array(regions), np.full(n, fresh), *under)  # type: ignore[arg-type]
 
 
-def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> Window:
-    seen = Window(2, count)
+def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> GradientAccumulator:
+    seen = GradientAccumulator(2, count)
     seen.add(Fixed(gradients), np.array(regions))  # type: ignore[arg-type]
     return seen
 
@@ -81,7 +81,9 @@ def test_the_first_participation_by_hand() -> None:
     assert mending.trust == pytest.approx(2 / 4)
     assert mending.correction == pytest.approx([0.5, -0.5])
     assert mending.gist == pytest.approx([1.5, 1.5])
-    assert mending.worth == pytest.approx(6.0), "of six samples, under either model: their noise is the same, halved"
+    assert mending.worth == pytest.approx(6.0), (
+        "of six samples, under either model: their noise is the same, halved"
+    )
     gist.keep(mending)
     again = stored([[1.0, 2.0]] * 2, [[1.0, 2.0]] * 2, [0, 0], fresh=False)
     second = gist.mend(again, window([], []), np.array([1.0, 0.0]), None, moved=False)
@@ -93,7 +95,9 @@ def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
     """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
     gist = Gist(GistOptions("local", matched=False), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
-    mending = gist.mend(held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, moved=False)
+    mending = gist.mend(
+        held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, moved=False
+    )
     assert mending.trust == pytest.approx(6 / (6 + 2))
     assert mending.worth == pytest.approx(6 + 2)
 
@@ -117,7 +121,9 @@ def test_a_label_that_does_not_come_is_not_forgotten() -> None:
     gist.keep(gist.mend(stored(each, each, [0, 1]), both, shares, None, moved=False))
     for _ in range(20):
         seen = window([[1.0, 0.0]] * 20, [0] * 20)
-        gist.keep(gist.mend(stored(each, each, [0, 1], fresh=False), seen, shares, None, moved=False))
+        gist.keep(
+            gist.mend(stored(each, each, [0, 1], fresh=False), seen, shares, None, moved=False)
+        )
     m = gist.vector()
     assert m is not None
     assert m == pytest.approx([0.5, 1.5], rel=0.1), "the store alone says 0.5 of label 1"
@@ -130,11 +136,15 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
     gist.keep(gist.mend(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
     assert gist.worth == pytest.approx(4.0)
     held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
-    mending = gist.mend(held, Window(2, 2), np.array([0.8, 0.2]), None, moved=False)
-    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-5), "other shares are no error of the store"
+    mending = gist.mend(held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, moved=False)
+    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-5), (
+        "other shares are no error of the store"
+    )
 
 
-def noise_of(mixture: Mixture, past: Making | None, holding: Holding, counts: FloatArray) -> tuple[float, FloatArray]:
+def noise_of(
+    mixture: LinearEstimate, past: NoiseModel | None, holding: StoreSummary, counts: FloatArray
+) -> tuple[float, FloatArray]:
     """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
     n = max(1.0, counts.sum())
     known, seen, weights, _ = mixture
@@ -153,27 +163,31 @@ def noise_of(mixture: Mixture, past: Making | None, holding: Holding, counts: Fl
 def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
     """What is said of noise and composition is true, and neither more nor less of m or of the window has less error."""
     regions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array))
-    fresh = data.draw(st.lists(st.booleans(), min_size=len(regions), max_size=len(regions)).map(np.array))
-    holding = Holding(np.full(len(regions), 1 / len(regions)), regions, fresh)
-    more = np.array(data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)), dtype=np.float64)
+    fresh = data.draw(
+        st.lists(st.booleans(), min_size=len(regions), max_size=len(regions)).map(np.array)
+    )
+    holding = StoreSummary(np.full(len(regions), 1 / len(regions)), regions, fresh)
+    more = np.array(
+        data.draw(st.lists(st.integers(0, 30), min_size=3, max_size=3)), dtype=np.float64
+    )
     counts = holding.by_region(fresh.astype(np.float64), 3) + more
     shares = np.array([0.5, 0.3, 0.2])
     held_then = holding.by_region((~fresh).astype(np.float64), 3) + data.draw(st.integers(0, 2))
-    past = data.draw(st.sampled_from([None, Making(shares, np.full(3, 0.05), held_then, 0.02)]))
+    past = data.draw(st.sampled_from([None, NoiseModel(shares, np.full(3, 0.05), held_then, 0.02)]))
     found = mixed(past, holding, counts, shares, contrast=10.0)
     noise, composition = noise_of(found, past, holding, counts)
     best, most, weights, making = found
     assert making.composition == pytest.approx(composition)
     assert 1 / making.worth == pytest.approx(noise, abs=1e-9)
 
-    def taken(known: float, seen: float) -> Mixture:
+    def taken(known: float, seen: float) -> LinearEstimate:
         """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
         before = np.zeros(3) if past is None else past.composition
         lacks = (best - known) * before + (most - seen) * counts / max(1.0, counts.sum())
         more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
         return known, seen, weights + more[holding.regions], making
 
-    def error(mixture: Mixture) -> float:
+    def error(mixture: LinearEstimate) -> float:
         noise, composition = noise_of(mixture, past, holding, counts)
         return noise + 10.0 * float((shares - composition) @ (shares - composition))
 
@@ -185,8 +199,10 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
 @given(st.integers(0, 4), st.integers(0, 30), st.booleans())
 def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known: bool) -> None:
     fresh = np.array([False] * old + [True] * min(2, count) + [False] * (1 - min(1, old + count)))
-    holding = Holding(np.full(len(fresh), 1 / len(fresh)), np.zeros(len(fresh), dtype=np.int64), fresh)
-    past = Making(np.ones(1), np.array([0.1]), np.array([5.0]), 0.05) if known else None
+    holding = StoreSummary(
+        np.full(len(fresh), 1 / len(fresh)), np.zeros(len(fresh), dtype=np.int64), fresh
+    )
+    past = NoiseModel(np.ones(1), np.array([0.1]), np.array([5.0]), 0.05) if known else None
     if known or count:
         found = averaged(past, holding, count)
         noise, composition = noise_of(found, past, holding, np.array([float(count)]))
@@ -196,12 +212,16 @@ def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known:
 
 def test_a_correction_counts_as_long_as_it_holds() -> None:
     own = np.array([1.0, -2.0], dtype=np.float32)
-    mending = Mending(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
+    mending = Correction(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
     assert mending.lasting(1.0, 5).correction == pytest.approx([1.5, -1.5])
     half = mending.lasting(0.5, 2)  # the second step needs half of it: three quarters in the mean
-    assert half.correction == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), "what turns to the fleet does not fade"
+    assert half.correction == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), (
+        "what turns to the fleet does not fade"
+    )
     assert half.trust == pytest.approx(0.6)
-    assert mending.lasting(0.0, 5).own == pytest.approx([0.2, -0.4]), "of no use after the first step"
+    assert mending.lasting(0.0, 5).own == pytest.approx([0.2, -0.4]), (
+        "of no use after the first step"
+    )
 
 
 def test_the_fleets_gist_turns_steps_towards_it() -> None:
@@ -233,7 +253,9 @@ def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
 def test_nothing_known_means_nothing_added() -> None:
     gist = Gist(GistOptions("shared"), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
-    mending = gist.mend(held, Window(2, 2), np.zeros(2), np.ones(2, dtype=np.float32), moved=True)
+    mending = gist.mend(
+        held, GradientAccumulator(2, 2), np.zeros(2), np.ones(2, dtype=np.float32), moved=True
+    )
     assert mending.correction is None
     gist.keep(mending)
     assert gist.vector() is None
@@ -251,9 +273,13 @@ def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
 def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
     gist = Gist(GistOptions("local", matched=False, memory=10.0), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
-    mending = gist.mend(held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False)
+    mending = gist.mend(
+        held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False
+    )
     assert mending.trust == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
-    assert mending.worth == pytest.approx(10.0), "the 12 that store and gist are worth together are cut as well"
+    assert mending.worth == pytest.approx(10.0), (
+        "the 12 that store and gist are worth together are cut as well"
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +299,9 @@ def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
     gist = Gist(GistOptions("local", matched=False), 2)
     held = stored(before, after, [0] * len(before), fresh=False)
-    mending = gist.mend(held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True)
+    mending = gist.mend(
+        held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True
+    )
     assert mending.likeness == pytest.approx(rho)
     assert mending.trust == pytest.approx(theta * 4 / (4 + len(before)))
 
@@ -288,7 +316,7 @@ def test_a_label_that_is_not_stored_is_known_from_the_window() -> None:
 
 
 def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
-    seen = Window(2, 1)
+    seen = GradientAccumulator(2, 1)
     seen.add(Fixed([[2.0**25, 0.0]]), np.array([0]))  # type: ignore[arg-type]
     for _ in range(8):
         seen.add(Fixed([[1.0, 1.0]]), np.array([0]))  # type: ignore[arg-type]
@@ -317,7 +345,7 @@ def device_for(policy: SelectionPolicy, gist: GistOptions, seed: int) -> Device:
         gist=gist,
         seed=seed,
     )
-    device.install(MODELS[0], np.ones(LEARNER.size, dtype=np.float32))
+    device.set_model(MODELS[0], np.ones(LEARNER.size, dtype=np.float32))
     device.assign(Assignment(np.array([2, 2]), np.ones(2), 1.0))
     return device
 
@@ -332,7 +360,10 @@ def true_gradient(model: Vector, label: int | None = None) -> FloatArray:
 
 
 def steps(
-    policy: Callable[[], SelectionPolicy], gist: GistOptions, streams: Callable[[int], Batch], n: int
+    policy: Callable[[], SelectionPolicy],
+    gist: GistOptions,
+    streams: Callable[[int], Batch],
+    n: int,
 ) -> FloatArray:
     """The gradient of the first local step at the model the device had already, over many streams, (n, P)."""
     found = []
@@ -350,7 +381,7 @@ def steps(
 def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     policy: type[SelectionPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Making, "pull", lambda *_: 1.0)
+    monkeypatch.setattr(NoiseModel, "pull", lambda *_: 1.0)
     sure = GistOptions("local", matched=False, memory=1e12)
 
     def iid(seed: int) -> Batch:
@@ -367,7 +398,7 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
 def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_labels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Making, "pull", lambda *_: 1.0)
+    monkeypatch.setattr(NoiseModel, "pull", lambda *_: 1.0)
 
     def shifted(seed: int) -> Batch:
         """Mostly the one label or mostly the other, as often."""
@@ -377,22 +408,28 @@ def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_lab
     class Divided(HighLoss):
         balanced = True
 
-    monkeypatch.setattr(Shares, "values", lambda _: np.array([0.5, 0.5]))
+    monkeypatch.setattr(LabelFrequencies, "values", lambda _: np.array([0.5, 0.5]))
     sure = GistOptions("local", memory=1e12)
     truth = true_gradient(MODELS[0])
     matched, unmatched, plain = (
-        steps(Divided, gist, shifted, 300) for gist in (sure, replace(sure, matched=False), GistOptions())
+        steps(Divided, gist, shifted, 300)
+        for gist in (sure, replace(sure, matched=False), GistOptions())
     )
-    assert np.linalg.norm(matched.mean(axis=0) - truth) < 0.1 * np.linalg.norm(plain.mean(axis=0) - truth)
-    assert np.square(matched - truth).sum(axis=1).mean() < 0.7 * np.square(unmatched - truth).sum(axis=1).mean()
+    assert np.linalg.norm(matched.mean(axis=0) - truth) < 0.1 * np.linalg.norm(
+        plain.mean(axis=0) - truth
+    )
+    assert (
+        np.square(matched - truth).sum(axis=1).mean()
+        < 0.7 * np.square(unmatched - truth).sum(axis=1).mean()
+    )
 
 
 def test_by_its_own_rule_the_variance_is_never_above_the_plain_stores() -> None:
     def stream(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
 
-    mended = steps(Draw, GistOptions("local"), stream, 300)
-    plain = steps(Draw, GistOptions(), stream, 300)
+    mended = steps(BalancedReservoir, GistOptions("local"), stream, 300)
+    plain = steps(BalancedReservoir, GistOptions(), stream, 300)
     assert mended.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
 
 
@@ -412,9 +449,15 @@ def played(device: Device, cuts: int, rounds: int = 4) -> Vector:
 @pytest.mark.parametrize("name", ["local", "shared"])
 def test_chunking_and_restarts_change_nothing(name: str) -> None:
     gist = GistOptions(name)  # type: ignore[arg-type]
-    whole, parts = played(device_for(Draw(), gist, 1), 1), played(device_for(Draw(), gist, 1), 7)
+    whole, parts = (
+        played(device_for(BalancedReservoir(), gist, 1), 1),
+        played(device_for(BalancedReservoir(), gist, 1), 7),
+    )
     np.testing.assert_allclose(whole, parts, atol=1e-6)
-    first, second = device_for(Draw(), gist, 1), device_for(Draw(), gist, 1)
+    first, second = (
+        device_for(BalancedReservoir(), gist, 1),
+        device_for(BalancedReservoir(), gist, 1),
+    )
     played(first, 1, rounds=3)
     second.restore(first.snapshot())
     batch = world(np.random.default_rng(3), 30, 90)
@@ -426,7 +469,7 @@ def test_chunking_and_restarts_change_nothing(name: str) -> None:
 
 
 def test_an_empty_store_forgets_the_gist() -> None:
-    device = device_for(Draw(), GistOptions("local"), 1)
+    device = device_for(BalancedReservoir(), GistOptions("local"), 1)
     played(device, 1, rounds=1)
     assert device.gist is not None
     assert device.gist.worth > 0
@@ -436,8 +479,10 @@ def test_an_empty_store_forgets_the_gist() -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [("none", False), ("local", False), ("shared", True)])
-def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(name: str, told: bool) -> None:
-    device = device_for(Draw(), GistOptions(name), 1)  # type: ignore[arg-type]
+def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(
+    name: str, told: bool
+) -> None:
+    device = device_for(BalancedReservoir(), GistOptions(name), 1)  # type: ignore[arg-type]
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     report = device.participate(TrainOrder(0, MODELS[1], None, LOCAL))
     assert (report.local_gradient is not None) == told
@@ -447,15 +492,28 @@ def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(name: str,
 def test_matching_needs_weights_by_client_and_label() -> None:
     with pytest.raises(ConfigError, match="client_label"):
         Device(
-            LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(0.0), gist=GistOptions("local")
+            LEARNER,
+            Ode(),
+            capacity=4,
+            sample_shape=(3,),
+            labels=2,
+            weighting=Weighting(0.0),
+            gist=GistOptions("local"),
         )
 
 
 def test_a_told_gist_is_no_longer_than_the_clip() -> None:
     device = Device(
-        LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=GistOptions("shared"), clip=1e-3, seed=1
+        LEARNER,
+        BalancedReservoir(),
+        capacity=4,
+        sample_shape=(3,),
+        labels=2,
+        gist=GistOptions("shared"),
+        clip=1e-3,
+        seed=1,
     )
-    device.install(MODELS[0])
+    device.set_model(MODELS[0])
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     report = device.participate(TrainOrder(0, MODELS[1], None, LOCAL))
     assert report.local_gradient is not None
@@ -470,7 +528,7 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
             LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
             gist=GistOptions("local"), clip=clip, seed=1,
         )  # fmt: skip
-        device.install(MODELS[0])
+        device.set_model(MODELS[0])
         device.observe(world(np.random.default_rng(0), 30), 0.0)
         prepared = device.prepare(TrainOrder(0, MODELS[1], None, LOCAL))
         mendings.append(prepared.mending)
@@ -486,7 +544,9 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
 @pytest.mark.parametrize("name", ["local", "shared"])
 def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> None:
     gist = GistOptions(name)  # type: ignore[arg-type]
-    device = Device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist)
+    device = Device(
+        LEARNER, BalancedReservoir(), capacity=4, sample_shape=(3,), labels=2, gist=gist
+    )
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     order = TrainOrder(0, MODELS[0], np.ones(LEARNER.size, dtype=np.float32), LOCAL)
     assert device.prepare(order).job.correction is None
@@ -496,7 +556,10 @@ def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> No
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
 def test_a_lossy_gist_survives_a_restart_to_the_bit_and_rounds_by_its_seed(encoding: str) -> None:
     options = GistOptions("local", encoding=encoding)  # type: ignore[arg-type]
-    first, second = device_for(Draw(), options, 1), device_for(Draw(), options, 1)
+    first, second = (
+        device_for(BalancedReservoir(), options, 1),
+        device_for(BalancedReservoir(), options, 1),
+    )
     played(first, 1, rounds=2)
     second.restore(first.snapshot())
     models = [played_on(device) for device in (first, second)]

@@ -12,9 +12,12 @@ def nbytes(packed: State) -> int:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "error", "size"), [("float32", 1e-7, 4.0), ("float16", 1e-3, 2.07), ("int8", 0.02, 1.07)]
+    ("encoding", "error", "size"),
+    [("float32", 1e-7, 4.0), ("float16", 1e-3, 2.07), ("int8", 0.02, 1.07)],
 )
-def test_a_packed_vector_is_near_the_one_it_stands_for(encoding: Encoding, error: float, size: float) -> None:
+def test_a_packed_vector_is_near_the_one_it_stands_for(
+    encoding: Encoding, error: float, size: float
+) -> None:
     vector = np.random.default_rng(0).standard_normal(1000) * 1e6
     packed = pack(vector, encoding, seed=1)
     assert np.linalg.norm(unpack(packed) - vector) <= error * np.linalg.norm(vector)

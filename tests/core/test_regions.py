@@ -5,7 +5,9 @@ import numpy as np
 from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.types import Batch
 
-BATCH = Batch(np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3))
+BATCH = Batch(
+    np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3)
+)
 
 
 def assigned(regions: Regions) -> list[int]:

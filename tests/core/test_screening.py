@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import RefusedError
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.rounds import credible
-from fedkeep.core.screening import Limits, most_claimed, screen_profile, screen_report, screen_samples
+from fedkeep.core.screening import Limits, robust_cap, screen_profile, screen_report, screen_samples
 from fedkeep.core.types import Profile, Report, Vector
 
 LIMITS = Limits(update_norm=10.0, gradient_norm=10.0)
@@ -44,7 +44,10 @@ def test_a_sound_report_passes_whole() -> None:
         (replace(GOOD, model=np.ones(1, dtype=np.float32)), "model-shape"),
         (replace(GOOD, model=np.ones(4)), "model-dtype"),
         (replace(GOOD, model=[1.0] * 4), "model-shape"),
-        (replace(GOOD, local_gradient=np.full(2, np.nan, dtype=np.float32)), "estimator-not-finite"),
+        (
+            replace(GOOD, local_gradient=np.full(2, np.nan, dtype=np.float32)),
+            "estimator-not-finite",
+        ),
         (replace(GOOD, local_gradient=np.full(2, 1e30, dtype=np.float32)), "large-estimator"),
         (replace(GOOD, local_gradient=np.ones(1, dtype=np.float32)), "estimator-shape"),
         (replace(GOOD, local_gradient=np.ones(2)), "estimator-dtype"),
@@ -55,7 +58,7 @@ def test_a_sound_report_passes_whole() -> None:
     ],
 )
 def test_an_unsound_report_is_refused_by_reason(bad: Report, reason: str) -> None:
-    with pytest.raises(RefusedError) as error:
+    with pytest.raises(RejectedError) as error:
         screen(bad)
     assert error.value.reason == reason
 
@@ -67,20 +70,23 @@ def test_a_weight_beyond_what_the_device_can_hold_is_cut() -> None:
 def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> None:
     rates = np.array([3.0, 3.0, 3.0, 1e12, 10.0])
     before = np.array([np.nan, np.nan, np.nan, np.nan, 0.5])
-    said = Fleet.numbered(np.ones(5), rates[:, None])
+    said = FleetProfiles.numbered(np.ones(5), rates[:, None])
     fleet, counted, refusals = credible(said, before, growth=10.0)
     np.testing.assert_allclose(counted, [3, 3, 3, 12, 5])
     np.testing.assert_allclose(fleet.velocities[:, 0], [3, 3, 3, 12, 5])
-    assert [(refusal.device, refusal.reason) for refusal in refusals] == [(3, "rate-cut"), (4, "rate-cut")]
+    assert [(refusal.device, refusal.reason) for refusal in refusals] == [
+        (3, "rate-cut"),
+        (4, "rate-cut"),
+    ]
 
 
 def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
     """Four times the median where claims are alike; three robust spreads above it where they differ."""
     alike = np.array([10.0, 10.0, 11.0, 9.0, 1e15])
-    assert most_claimed(alike) == pytest.approx(40.0)
+    assert robust_cap(alike) == pytest.approx(40.0)
     unlike = np.exp([-2.0, -1.0, 0.0, 1.0, 2.0])
-    assert most_claimed(unlike) == pytest.approx(np.exp(3 * 1.4826))
-    assert most_claimed(np.zeros(3)) == np.inf
+    assert robust_cap(unlike) == pytest.approx(np.exp(3 * 1.4826))
+    assert robust_cap(np.zeros(3)) == np.inf
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
     ],
 )
 def test_an_unsound_profile_is_refused_by_reason(profile: Profile, reason: str) -> None:
-    with pytest.raises(RefusedError) as error:
+    with pytest.raises(RejectedError) as error:
         screen_profile(profile, regions=3)
     assert error.value.reason == reason
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, ParticipantsEstimator
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
+from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.rounds import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
@@ -32,7 +32,15 @@ def server_of(devices: int = 6, **profiles: Profile) -> Server:
 
 
 def report(round_: int, value: float = 1.1, weight: float = 1.0, gradient: float = 1.0) -> Report:
-    return Report(round_, np.full(4, value, dtype=np.float32), weight, 2, 3, np.full(2, gradient, dtype=np.float32), 5)
+    return Report(
+        round_,
+        np.full(4, value, dtype=np.float32),
+        weight,
+        2,
+        3,
+        np.full(2, gradient, dtype=np.float32),
+        5,
+    )
 
 
 def test_a_round_merges_models_and_estimators() -> None:
@@ -93,8 +101,10 @@ def test_a_robust_mean_believes_no_late_estimator() -> None:
     assert order.accepted_round is None, "the device keeps what it has not been thanked for"
 
 
-@pytest.mark.parametrize("estimator", [IncrementalEstimator(), ParticipantsEstimator()])
-def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(estimator: GlobalEstimator) -> None:
+@pytest.mark.parametrize("estimator", [IncrementalEstimator(), RoundMeanEstimator()])
+def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
+    estimator: GlobalEstimator,
+) -> None:
     """Else participants of one round would get different directions, or one late device would be the direction."""
     server = server_of()
     server.estimator = estimator
@@ -107,16 +117,18 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(estima
     np.testing.assert_array_equal(server.order(2).direction, before)  # type: ignore[arg-type]
     server.receive(2, report(1, gradient=1.0))
     server.close_round()
-    rates = {0: 6, 2: 18} if isinstance(estimator, ParticipantsEstimator) else {0: 6, 1: 12, 2: 18}
+    rates = {0: 6, 2: 18} if isinstance(estimator, RoundMeanEstimator) else {0: 6, 1: 12, 2: 18}
     expected = (3 * 6 + sum(rate for device, rate in rates.items() if device)) / sum(rates.values())
     np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
     assert server.order(0).accepted_round == 0
 
 
 @pytest.mark.parametrize(("others", "length"), [(4, 10.0), (3, 500.0)])
-def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(others: int, length: float) -> None:
+def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
+    others: int, length: float
+) -> None:
     server = server_of()
-    server.estimator = ParticipantsEstimator()
+    server.estimator = RoundMeanEstimator()
     told = {d: report(0, gradient=0.5**0.5) for d in range(others)}
     told[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
     server.open_round(told)
@@ -124,7 +136,9 @@ def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(others: 
         server.receive(device, one)
     server.close_round()
     rates = np.array([6.0 * (d + 1) for d in told])
-    expected = (rates[:-1].sum() * np.full(2, 0.5**0.5) + rates[-1] * length * np.array([0.6, 0.8])) / rates.sum()
+    expected = (
+        rates[:-1].sum() * np.full(2, 0.5**0.5) + rates[-1] * length * np.array([0.6, 0.8])
+    ) / rates.sum()
     np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
 
 
@@ -181,7 +195,9 @@ def test_no_data_is_participation_not_failure() -> None:
 def test_an_unsound_profile_is_left_out_of_the_plan_by_name() -> None:
     server = server_of()
     good = Profile(6, np.ones(LABELS))
-    plan, refusals = server.coordinate({0: good, 1: Profile(6, np.array([1.0, np.nan, 1.0])), 2: good})
+    plan, refusals = server.coordinate(
+        {0: good, 1: Profile(6, np.array([1.0, np.nan, 1.0])), 2: good}
+    )
     assert [(r.device, r.reason) for r in refusals] == [(1, "velocity-not-finite")]
     assert plan.devices.tolist() == [0, 2]
 
@@ -251,16 +267,24 @@ def test_a_restored_server_goes_on_to_the_bit() -> None:
 
 def test_the_learning_rate_falls_by_rounds() -> None:
     schedule = Schedule(learning_rate=1.0, epochs=1, decay=0.5, decay_every=10)
-    assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 30)] == [1.0, 1.0, 0.5, 0.25, 0.125]
+    assert [schedule.local(r).learning_rate for r in (0, 9, 10, 20, 30)] == [
+        1.0,
+        1.0,
+        0.5,
+        0.25,
+        0.125,
+    ]
 
 
 def foreign_plan(*devices: int) -> Plan:
     """A plan from profiles that the server has not seen: rates of 6, 12, 18 and so on."""
     profiles = {d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in devices}
-    return Greedy(clients_per_label=2, labels_per_client=2).plan(Fleet.of(profiles))
+    return Greedy(clients_per_label=2, labels_per_client=2).plan(FleetProfiles.of(profiles))
 
 
-def test_under_a_plan_made_elsewhere_every_estimator_counts_alike_and_leavers_are_forgotten() -> None:
+def test_under_a_plan_made_elsewhere_every_estimator_counts_alike_and_leavers_are_forgotten() -> (
+    None
+):
     server = server_of()
     server.open_round([4, 5])
     server.receive(5, report(0, gradient=9.0))
@@ -296,7 +320,10 @@ def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -
     for device, step in enumerate((0.1, 0.1, 0.1, 0.1, 3.0, 30.0)):
         server.receive(device, report(0, 1 + step))
     summary = server.close_round()
-    assert [(r.device, r.reason) for r in summary.refusals] == [(4, "update-cut"), (5, "large-update")]
+    assert [(r.device, r.reason) for r in summary.refusals] == [
+        (4, "update-cut"),
+        (5, "large-update"),
+    ]
     assert summary.accepted == (0, 1, 2, 3, 4)
     np.testing.assert_allclose(server.model, 1 + (4 * 0.1 + 10 * 0.1) / 5, rtol=1e-5)
 
@@ -308,7 +335,9 @@ def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
         server.open_round(range(6))
         for device in range(6):
             gradient = sign if device == 5 else 1.0
-            server.receive(device, report(server.round, float(server.model[0]) - 0.1, gradient=gradient))
+            server.receive(
+                device, report(server.round, float(server.model[0]) - 0.1, gradient=gradient)
+            )
         server.close_round()
     assert 5 not in server.estimator.snapshot()["devices"]
     assert 4 in server.estimator.snapshot()["devices"]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Batch
 
@@ -22,7 +22,9 @@ class Arrival:
 
 def batch_of(arrivals: list[Arrival]) -> Batch:
     ids = np.array([a.id for a in arrivals], dtype=np.int64)
-    return Batch(ids[:, None].astype(np.float32), np.array([a.region for a in arrivals], dtype=np.int64), ids)
+    return Batch(
+        ids[:, None].astype(np.float32), np.array([a.region for a in arrivals], dtype=np.int64), ids
+    )
 
 
 def offer(store: MemoryStore, arrivals: list[Arrival], first: int) -> Outcome:
@@ -55,7 +57,11 @@ class NaiveStore:
         self.held.pop(arrival.id, None) if arrival.score == -np.inf else None
         if arrival.score == -np.inf:
             return
-        mates = [i for i, (_, _, region) in self.held.items() if region == arrival.region and i != arrival.id]
+        mates = [
+            i
+            for i, (_, _, region) in self.held.items()
+            if region == arrival.region and i != arrival.id
+        ]
         if arrival.id in self.held or len(mates) < self.quotas[arrival.region]:
             self.held[arrival.id] = (arrival.score, number, arrival.region)
         elif mates:
@@ -67,7 +73,8 @@ class NaiveStore:
 
 scores = st.one_of(st.integers(-3, 3).map(float), st.just(-np.inf))
 streams = st.lists(
-    st.builds(lambda id_, score: Arrival(id_, id_ % REGIONS, score), st.integers(0, 25), scores), max_size=60
+    st.builds(lambda id_, score: Arrival(id_, id_ % REGIONS, score), st.integers(0, 25), scores),
+    max_size=60,
 )
 quotas_lists = st.lists(st.integers(0, 4), min_size=REGIONS, max_size=REGIONS)
 
@@ -82,14 +89,20 @@ def test_keeps_what_a_naive_store_keeps_however_the_stream_is_cut(
     offer_in_pieces(store, stream, cuts, most=sum(quotas))
     stored = store.stored()
     kept = dict(
-        zip(stored.batch.ids.tolist(), zip(stored.scores, stored.arrivals, stored.regions, strict=True), strict=True)
+        zip(
+            stored.batch.ids.tolist(),
+            zip(stored.scores, stored.arrivals, stored.regions, strict=True),
+            strict=True,
+        )
     )
     assert kept == naive.held
     assert (np.bincount(stored.regions, minlength=REGIONS) <= quotas).all()
 
 
 @given(streams, quotas_lists, st.sampled_from(["keep", "discount", "renew"]), st.integers(0, 59))
-def test_a_restart_anywhere_changes_nothing(stream: list[Arrival], quotas: list[int], rule: str, at: int) -> None:
+def test_a_restart_anywhere_changes_nothing(
+    stream: list[Arrival], quotas: list[int], rule: str, at: int
+) -> None:
     def play(*, restart: bool) -> list[int]:
         store = MemoryStore(np.array(quotas), AfterUse(rule))  # type: ignore[arg-type]
         offer(store, stream[:at], 0)
@@ -113,8 +126,15 @@ def test_the_newest_wins_ties() -> None:
 
 def test_tells_what_became_of_each_offer() -> None:
     store = MemoryStore(np.array([1]))
-    outcome = offer(store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0), Arrival(3, 0, 2.0), Arrival(2, 0, 2.5)], 0)
-    assert outcome.fates.tolist() == [Fate.KEPT, Fate.REPLACED, Fate.REFUSED, Fate.REFRESHED]
+    outcome = offer(
+        store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0), Arrival(3, 0, 2.0), Arrival(2, 0, 2.5)], 0
+    )
+    assert outcome.fates.tolist() == [
+        OfferResult.KEPT,
+        OfferResult.REPLACED,
+        OfferResult.REFUSED,
+        OfferResult.REFRESHED,
+    ]
     assert outcome.displaced.tolist() == [-1, 1, -1, -1]
     assert np.isnan(outcome.floors[0])
     assert outcome.floors[1] == 1.0
@@ -124,7 +144,10 @@ def test_a_stored_sample_that_is_refused_when_it_comes_again_leaves_and_is_named
     store = MemoryStore(np.array([2]))
     offer(store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0)], 0)
     outcome = offer(store, [Arrival(1, 0, -np.inf), Arrival(5, 0, -np.inf)], 2)
-    assert (outcome.fates.tolist(), outcome.displaced.tolist()) == ([Fate.REFUSED] * 2, [1, -1])
+    assert (outcome.fates.tolist(), outcome.displaced.tolist()) == (
+        [OfferResult.REFUSED] * 2,
+        [1, -1],
+    )
     assert store.stored().batch.ids.tolist() == [2]
 
 
@@ -138,7 +161,11 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
     store = MemoryStore(np.array([1]))
     offer(store, [Arrival(1, 0, 9.0)], 0)
     outcome = offer(store, [Arrival(2, 0, 5.0), Arrival(1, 0, 1.0), Arrival(3, 0, 5.0)], 1)
-    assert outcome.fates.tolist() == [Fate.REFUSED, Fate.REFRESHED, Fate.REPLACED]
+    assert outcome.fates.tolist() == [
+        OfferResult.REFUSED,
+        OfferResult.REFRESHED,
+        OfferResult.REPLACED,
+    ]
 
 
 def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
@@ -162,7 +189,9 @@ def test_discount_lowers_the_rank_by_uses_and_works_on_negative_scores() -> None
     outcome = offer(store, [Arrival(5, 0, -2.5)], 4)
     assert outcome.displaced.tolist() == [4]
     outcome = offer(store, [Arrival(6, 0, -2.6)], 5)
-    assert outcome.displaced.tolist() == [2], "a sample of -2 used once counts as the next lower one, -3"
+    assert outcome.displaced.tolist() == [2], (
+        "a sample of -2 used once counts as the next lower one, -3"
+    )
 
 
 def test_expired_samples_make_way() -> None:
@@ -222,7 +251,9 @@ class NaiveBendingStore:
             del self.held[self._victim()]
 
     def _victim(self) -> int:
-        members = [[i for i, (_, _, r) in self.held.items() if r == region] for region in range(REGIONS)]
+        members = [
+            [i for i, (_, _, r) in self.held.items() if r == region] for region in range(REGIONS)
+        ]
         excess = [(len(m) - q, len(m)) for m, q in zip(members, self.quotas, strict=True)]
         level = [r for r in range(REGIONS) if excess[r] == max(excess)]
         giver = min(level, key=lambda r: min(self.held[i][1] for i in members[r]))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedkeep.core.aggregation import Aggregation, UpdateSum
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator
+from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.rounds import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
@@ -32,13 +32,21 @@ def server_of(estimator: GlobalEstimator, aggregation: Aggregation = Aggregation
 
 def reports() -> dict[int, Report]:
     rng = np.random.default_rng(0)
-    return {d: Report(0, MODEL + rng.uniform(-1, 1, 4).astype(np.float32), 1.0 + d, 1 + d, 3, None) for d in range(3)}
+    return {
+        d: Report(0, MODEL + rng.uniform(-1, 1, 4).astype(np.float32), 1.0 + d, 1 + d, 3, None)
+        for d in range(3)
+    }
 
 
 def sum_of(given: dict[int, Report], *, per_step: bool = False) -> UpdateSum:
-    weighted = [(r.model.astype(np.float64) - MODEL) * r.weight / (r.steps if per_step else 1) for r in given.values()]
+    weighted = [
+        (r.model.astype(np.float64) - MODEL) * r.weight / (r.steps if per_step else 1)
+        for r in given.values()
+    ]
     weight = sum(r.weight for r in given.values())
-    return UpdateSum(np.sum(weighted, axis=0), weight, sum(r.weight * r.steps for r in given.values()))
+    return UpdateSum(
+        np.sum(weighted, axis=0), weight, sum(r.weight * r.steps for r in given.values())
+    )
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova"])
@@ -88,7 +96,7 @@ def test_sums_that_sound_reports_cannot_make_are_refused(
 ) -> None:
     server = server_of(GivenEstimator())
     server.open_round([0, 1])
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(RejectedError, match=reason):
         server.close_sum([0, 1], total, direction)
     assert server.model is MODEL
     assert server.round == 0

@@ -50,7 +50,9 @@ def test_a_young_meter_knows_its_rate_long_before_its_window_is_full(seconds: in
     times = 86_400.0 + np.arange(0, seconds, 0.5)
     meter.observe(np.zeros(len(times), dtype=np.int64), times)
     assert meter.velocity()[0] == pytest.approx(2.0, rel=0.05)
-    assert meter.velocity()[0] * meter.span() == pytest.approx(min(len(times), meter.velocity()[0] * 3600), rel=0.1)
+    assert meter.velocity()[0] * meter.span() == pytest.approx(
+        min(len(times), meter.velocity()[0] * 3600), rel=0.1
+    )
 
 
 def test_the_first_samples_are_not_taken_for_a_flood() -> None:

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.types import Assignment
 from fedkeep.core.weighting import Weighting, label_weights
 
-UNEVEN = Fleet.numbered([20, 40, 20], [[400, 200, 300], [2, 300, 200], [300, 0, 4]])
+UNEVEN = FleetProfiles.numbered([20, 40, 20], [[400, 200, 300], [2, 300, 200], [300, 0, 4]])
 
 
 def weighted_mass(client_label: float, labels_per_client: int | None) -> np.ndarray:
@@ -19,7 +19,9 @@ def weighted_mass(client_label: float, labels_per_client: int | None) -> np.ndar
     mass = np.zeros(UNEVEN.velocities.shape)
     for device in range(len(UNEVEN)):
         regions = np.repeat(np.arange(UNEVEN.labels), plan.quotas[device])
-        weights = Weighting(client_label).weigh(regions, plan.assignment(device), UNEVEN.velocities[device])
+        weights = Weighting(client_label).weigh(
+            regions, plan.assignment(device), UNEVEN.velocities[device]
+        )
         np.add.at(mass[device], regions, weights)
     return mass
 
@@ -28,7 +30,9 @@ def test_label_weights_are_unbiased_for_the_labels_of_the_fleet() -> None:
     mass = weighted_mass(0.0, labels_per_client=None)
     stream = UNEVEN.velocities
     assert mass.sum(axis=0) / mass.sum() == pytest.approx(stream.sum(axis=0) / stream.sum())
-    assert not np.allclose(mass / mass.sum(), stream / stream.sum()), "but not for devices and labels jointly"
+    assert not np.allclose(mass / mass.sum(), stream / stream.sum()), (
+        "but not for devices and labels jointly"
+    )
 
 
 def test_client_label_weights_are_unbiased_for_devices_and_labels_jointly() -> None:
@@ -56,7 +60,11 @@ def test_shrinkage_is_linear() -> None:
 def test_what_is_seen_but_not_stored_is_spread() -> None:
     assignment = Assignment(np.array([2, 1, 0]), np.array([1.0, 1.0, 0.0]), mass_per_slot=2.0)
     found = Weighting(1.0).weigh(np.array([0, 0, 1]), assignment, np.array([6.0, 2.0, 4.0]))
-    assert found.tolist() == [2.25, 2.25, 1.5]  # 12 arrivals, 6 : 2 between the two held, over mass 2
+    assert found.tolist() == [
+        2.25,
+        2.25,
+        1.5,
+    ]  # 12 arrivals, 6 : 2 between the two held, over mass 2
 
 
 def test_an_empty_store_has_no_weights() -> None:

@@ -29,7 +29,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        self.wfile.write(content[start : start + DROP_AFTER] if MODE == "drops" else content[start:])
+        self.wfile.write(
+            content[start : start + DROP_AFTER] if MODE == "drops" else content[start:]
+        )
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass

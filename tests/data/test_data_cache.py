@@ -48,16 +48,22 @@ def serve(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         process.stdout.close()
 
 
-def remote(address: str | None, name: str = "numbers.bin", checksum: str | None = None) -> RemoteFile:
+def remote(
+    address: str | None, name: str = "numbers.bin", checksum: str | None = None
+) -> RemoteFile:
     url = f"{address}/{name}" if address else None
-    return RemoteFile("toys", name, url, checksum or sha256(CONTENT).hexdigest(), how="ask the author for it")
+    return RemoteFile(
+        "toys", name, url, checksum or sha256(CONTENT).hexdigest(), how="ask the author for it"
+    )
 
 
 def requests(tmp_path: Path) -> list[str]:
     return (tmp_path / "served" / "requests.log").read_text().splitlines()
 
 
-def test_a_missing_file_is_fetched_once_with_progress(serve: Callable[[str], str], cache: Path, tmp_path: Path) -> None:
+def test_a_missing_file_is_fetched_once_with_progress(
+    serve: Callable[[str], str], cache: Path, tmp_path: Path
+) -> None:
     file = remote(serve("ranges"))
     seen: list[tuple[str, int, int | None]] = []
     path = obtain(file, lambda *step: seen.append(step))
@@ -69,12 +75,17 @@ def test_a_missing_file_is_fetched_once_with_progress(serve: Callable[[str], str
     assert {p.name for p in path.parent.iterdir()} == {"numbers.bin", ".lock"}
 
 
-def test_a_broken_download_goes_on_where_it_stopped(serve: Callable[[str], str], cache: Path, tmp_path: Path) -> None:
+def test_a_broken_download_goes_on_where_it_stopped(
+    serve: Callable[[str], str], cache: Path, tmp_path: Path
+) -> None:
     part = cache / "toys" / "numbers.bin.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(CONTENT[:1234])
     seen: list[int] = []
-    assert obtain(remote(serve("ranges")), lambda _, have, __: seen.append(have)).read_bytes() == CONTENT
+    assert (
+        obtain(remote(serve("ranges")), lambda _, have, __: seen.append(have)).read_bytes()
+        == CONTENT
+    )
     assert requests(tmp_path) == ["/numbers.bin bytes=1234-"]
     assert seen[0] > 1234
 
@@ -117,7 +128,9 @@ def test_a_wrong_download_is_refused_with_both_checksums_and_thrown_away(
     assert [p.name for p in (cache / "toys").iterdir()] == [".lock"]
 
 
-def test_two_processes_that_want_the_same_file_fetch_it_once(serve: Callable[[str], str], tmp_path: Path) -> None:
+def test_two_processes_that_want_the_same_file_fetch_it_once(
+    serve: Callable[[str], str], tmp_path: Path
+) -> None:
     file = remote(serve("ranges"))
     code = (
         "import sys; from fedkeep.data.cache import RemoteFile, obtain; "
@@ -172,14 +185,19 @@ def test_a_wrong_file_in_the_users_folder_is_named_not_replaced(
 def test_checksums_may_cover_what_is_inside(tmp_path: Path) -> None:
     for level in (1, 9):
         (tmp_path / "a.gz").write_bytes(gzip.compress(CONTENT, level))
-        check(tmp_path / "a.gz", RemoteFile("", "", None, md5(CONTENT).hexdigest(), "md5", "gzip content"))
+        check(
+            tmp_path / "a.gz",
+            RemoteFile("", "", None, md5(CONTENT).hexdigest(), "md5", "gzip content"),
+        )
     expected = sha256(b"a.csv1,2b.csv3,4").hexdigest()
     for names in (("x/b.csv", "x/a.csv", "x/readme"), ("a.csv", "y/z/b.csv")):
         with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
             for name in names:
                 archive.writestr(name, "1,2" if name.endswith("a.csv") else "3,4")
         check(tmp_path / "t.zip", RemoteFile("", "", None, expected, of="zipped CSV files"))
-        with pytest.raises(DataError, match=f"sha256 of the zipped CSV files is {expected}, expected 00"):
+        with pytest.raises(
+            DataError, match=f"sha256 of the zipped CSV files is {expected}, expected 00"
+        ):
             check(tmp_path / "t.zip", RemoteFile("", "", None, "00", of="zipped CSV files"))
 
 
@@ -206,7 +224,9 @@ def test_parsed_data_is_made_once_and_made_anew_when_damaged(cache: Path) -> Non
     assert {p.name for p in (cache / "parsed").iterdir()} == {"toy-1.npz", ".lock"}
 
 
-def test_a_cache_that_cannot_be_written_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_does_not_stop_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert remembered("toy-1", lambda: {"a": np.arange(2)})["a"].tolist() == [0, 1]

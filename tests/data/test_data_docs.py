@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.data.own import Own
-from fedkeep.sim.experiment import expand
+from fedkeep.config.experiment import expand
+from fedkeep.data.custom import Custom
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
@@ -31,9 +31,12 @@ def test_everything_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monkey
         for cell in expand({**experiments[0], **experiment}):
             assert cell.experiment.task.load(seed=0).devices in (12, 30)
     assert len(experiments) == 4
-    assert Own(path="mine.csv").load(seed=0).label_names == Own(source="my_samples:read").load(seed=0).label_names
+    assert (
+        Custom(path="mine.csv").load(seed=0).label_names
+        == Custom(source="my_samples:read").load(seed=0).label_names
+    )
 
 
 def test_every_key_of_the_task_is_on_the_page() -> None:
     page = PAGE.read_text()
-    assert [key for key in Own.__dataclass_fields__ if f"`{key}`" not in page] == []
+    assert [key for key in Custom.__dataclass_fields__ if f"`{key}`" not in page] == []

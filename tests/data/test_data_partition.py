@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.holdings import apportion
+from fedkeep.core.planning.assignment import apportion
 from fedkeep.data import PARTITIONS, Ownership, partition_from
 from fedkeep.data.federation import hold_out
 
@@ -33,7 +33,9 @@ def test_the_tables_cover_every_partition() -> None:
 @pytest.mark.parametrize("table", TABLES, ids=lambda t: t["name"])
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_every_sample_is_used_at_most_once_and_no_device_is_empty(table: dict[str, Any], seed: int) -> None:
+def test_every_sample_is_used_at_most_once_and_no_device_is_empty(
+    table: dict[str, Any], seed: int
+) -> None:
     y = labels_of(seed)
     natural = np.arange(len(y)) % 7
     members = partition_from(table).divide(y, natural, seed)
@@ -45,9 +47,14 @@ def test_every_sample_is_used_at_most_once_and_no_device_is_empty(table: dict[st
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda t: t["name"])
-def test_the_same_seed_gives_the_same_division_and_another_gives_another(table: dict[str, Any]) -> None:
+def test_the_same_seed_gives_the_same_division_and_another_gives_another(
+    table: dict[str, Any],
+) -> None:
     y = labels_of(0)
-    divided = [partition_from(table).divide(y, np.arange(len(y)) % 7, seed).indices.tolist() for seed in (1, 1, 2)]
+    divided = [
+        partition_from(table).divide(y, np.arange(len(y)) % 7, seed).indices.tolist()
+        for seed in (1, 1, 2)
+    ]
     assert divided[0] == divided[1]
     assert (divided[0] != divided[2]) == (table["name"] != "natural")
 
@@ -69,7 +76,9 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
     y = labels_of(0, samples=5000)
 
     def top_share(alpha: float) -> float:
-        members = partition_from({"name": "dirichlet", "devices": 20, "alpha": alpha}).divide(y, None, 0)
+        members = partition_from({"name": "dirichlet", "devices": 20, "alpha": alpha}).divide(
+            y, None, 0
+        )
         tops = [np.bincount(y[members.of(d)]).max() / members.sizes[d] for d in range(20)]
         return float(np.mean(tops))
 
@@ -84,8 +93,14 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
         ({}, "unknown partition '': known are: dirichlet, iid"),
         ({"name": "dirichlet", "alfa": 1}, "did you mean 'alpha'"),
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
-        ({"name": "dirichlet", "alpha": "much"}, "'partition.alpha' cannot be 'much': expected 'float'"),
-        ({"name": "dirichlet", "devices": 2.5}, "'partition.devices' cannot be 2.5: expected 'int'"),
+        (
+            {"name": "dirichlet", "alpha": "much"},
+            "'partition.alpha' cannot be 'much': expected 'float'",
+        ),
+        (
+            {"name": "dirichlet", "devices": 2.5},
+            "'partition.devices' cannot be 2.5: expected 'int'",
+        ),
         ({"name": "labels", "devices": 0}, "devices must be 1 or more, got 0"),
     ],
 )

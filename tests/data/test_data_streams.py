@@ -33,7 +33,9 @@ def federation(sizes: tuple[int, ...] = (1, 7, 60), labels: int = 4) -> Federati
     nothing = Ownership.from_assignment(np.full(n, -1), len(sizes))
     x = rng.normal(size=(n, 3)).astype(np.float32)
     names = tuple("abcdefghij"[:labels])
-    return Federation("toy", x, np.arange(n) % labels, members, nothing, names, ModelSpec("softmax"))
+    return Federation(
+        "toy", x, np.arange(n) % labels, members, nothing, names, ModelSpec("softmax")
+    )
 
 
 FLEET = federation()
@@ -45,8 +47,14 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 @settings(deadline=None)
-@given(options=OPTIONS, device=st.integers(0, 2), cuts=st.lists(st.integers(0, 90), min_size=1, max_size=5))
-def test_cutting_the_rounds_anywhere_changes_nothing(options: StreamOptions, device: int, cuts: list[int]) -> None:
+@given(
+    options=OPTIONS,
+    device=st.integers(0, 2),
+    cuts=st.lists(st.integers(0, 90), min_size=1, max_size=5),
+)
+def test_cutting_the_rounds_anywhere_changes_nothing(
+    options: StreamOptions, device: int, cuts: list[int]
+) -> None:
     bounds = [0, *sorted(cuts), 90]
     whole = Stream(FLEET, options, seed=5).arrivals(device, 0, 90)
     pieces = [Stream(FLEET, options, seed=5).arrivals(device, a, b) for a, b in pairwise(bounds)]
@@ -55,10 +63,14 @@ def test_cutting_the_rounds_anywhere_changes_nothing(options: StreamOptions, dev
 
 @settings(deadline=None)
 @given(options=OPTIONS, device=st.integers(0, 2), passes=st.integers(0, 5))
-def test_each_cycle_brings_every_sample_equally_often(options: StreamOptions, device: int, passes: int) -> None:
+def test_each_cycle_brings_every_sample_equally_often(
+    options: StreamOptions, device: int, passes: int
+) -> None:
     cycle = options.drift_passes if options.drift else 1
     size = int(FLEET.train.sizes[device])
-    batch = Stream(FLEET, options, seed=1).between(device, passes * cycle * size, (passes + 1) * cycle * size)
+    batch = Stream(FLEET, options, seed=1).between(
+        device, passes * cycle * size, (passes + 1) * cycle * size
+    )
     assert np.unique(batch.ids, return_counts=True)[1].tolist() == [cycle] * size
     assert set(batch.ids) == set(FLEET.train.of(device))
 
@@ -95,7 +107,9 @@ def test_without_shuffling_the_order_of_the_data_repeats() -> None:
 def test_full_drift_brings_one_label_after_the_other_on_all_devices() -> None:
     fleet = federation((80, 40))
     stream = Stream(fleet, StreamOptions(drift=1.0), seed=3)
-    seasons = [stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))]
+    seasons = [
+        stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))
+    ]
     assert all(len(set(row)) == 1 for season in seasons for row in season)
     assert seasons[0][:, 0].tolist() == seasons[1][:, 0].tolist()
 
@@ -179,7 +193,10 @@ def test_what_was_seen_before_a_round_grows_to_the_whole_and_no_further() -> Non
 
 def test_an_encoded_stream_brings_the_same_samples_a_little_rounded() -> None:
     fleet = federation((500,))
-    streams = {name: Stream(fleet, StreamOptions(encoding=name), seed=0) for name in ("float32", "int8", "float16")}
+    streams = {
+        name: Stream(fleet, StreamOptions(encoding=name), seed=0)
+        for name in ("float32", "int8", "float16")
+    }
     plain, eight, half = (stream.between(0, 0, 500) for stream in streams.values())
     assert plain.ids.tolist() == eight.ids.tolist()
     largest = np.abs(plain.x).max()
@@ -189,8 +206,13 @@ def test_an_encoded_stream_brings_the_same_samples_a_little_rounded() -> None:
 
 
 def test_a_deflated_stream_rounds_what_does_not_fit() -> None:
-    wide = replace(federation((50,)), x=np.random.default_rng(0).normal(size=(50, 200)).astype(np.float32))
-    tight, plain = (Stream(wide, StreamOptions(deflate_to=limit), seed=0).between(0, 0, 50) for limit in (500, None))
+    wide = replace(
+        federation((50,)), x=np.random.default_rng(0).normal(size=(50, 200)).astype(np.float32)
+    )
+    tight, plain = (
+        Stream(wide, StreamOptions(deflate_to=limit), seed=0).between(0, 0, 50)
+        for limit in (500, None)
+    )
     assert 0 < np.abs(tight.x - plain.x).max() < 0.01 * np.abs(plain.x).max()
     with pytest.raises(ConfigError, match="deflate_to must be from 82 to below the 800 bytes"):
         Stream(wide, StreamOptions(deflate_to=800), seed=0).between(0, 0, 50)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedkeep.data import TASKS
-from fedkeep.data.synthetic import Embedded, Synthetic
+from fedkeep.data.synthetic import Demo, Synthetic
 
 STOCK = {"smallest": 5, "largest": 1000}
 
@@ -26,7 +26,9 @@ def test_sizes_are_leafs(options: dict[str, Any], samples: int) -> None:
     assert sizes.sum() == samples
 
 
-@pytest.mark.parametrize(("seed", "clusters", "digest"), [(42, 1, "609a1bf52509e463"), (931231, 2, "2a8a1d05ba9cfd28")])
+@pytest.mark.parametrize(
+    ("seed", "clusters", "digest"), [(42, 1, "609a1bf52509e463"), (931231, 2, "2a8a1d05ba9cfd28")]
+)
 def test_labels_are_leafs_to_the_last_one(seed: int, clusters: int, digest: str) -> None:
     fleet = Synthetic(generator_seed=seed, clusters=clusters, **STOCK).load(seed=0)
     assert sha256(fleet.y.astype(np.uint8).tobytes()).hexdigest().startswith(digest)
@@ -47,7 +49,9 @@ def test_each_device_is_split_nine_to_one() -> None:
 def test_leafs_own_spread_is_concentrated_and_a_wide_one_shows_all_labels() -> None:
     def labels_seen(spread: float) -> tuple[float, float]:
         counts = Synthetic(smallest=500, largest=600, spread=spread).load(seed=0).label_counts
-        return float(np.median((counts > 0).sum(axis=1))), float(np.median(counts.max(axis=1) / counts.sum(axis=1)))
+        return float(np.median((counts > 0).sum(axis=1))), float(
+            np.median(counts.max(axis=1) / counts.sum(axis=1))
+        )
 
     labels, top_share = labels_seen(1.0)
     assert labels <= 3
@@ -66,7 +70,7 @@ def test_a_fleet_of_five_thousand_devices_is_made_and_indexed() -> None:
 
 def test_the_embedded_task_is_small_and_shows_all_labels_almost_everywhere() -> None:
     fleet = TASKS["embedded"]().load(seed=0)
-    assert isinstance(Embedded(), Synthetic)
+    assert isinstance(Demo(), Synthetic)
     assert len(fleet.y) < 30_000
     assert np.median((fleet.label_counts > 0).sum(axis=1)) == 10
     assert fleet.model.name == "softmax"

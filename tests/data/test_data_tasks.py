@@ -14,8 +14,15 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
 from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist
 from fedkeep.data.cache import RemoteFile, find, read_idx
-from fedkeep.data.har import GEOTEC_PACKED, HARBOX, geotec_federation, harbox_federation, read_geotec, read_harbox
-from fedkeep.data.own import AudioMnist, UjiIndoor, Westermo
+from fedkeep.data.custom import AudioMnist, UjiIndoor, Westermo
+from fedkeep.data.har import (
+    GEOTEC_PACKED,
+    HARBOX,
+    geotec_federation,
+    harbox_federation,
+    read_geotec,
+    read_harbox,
+)
 from fedkeep.data.traffic import IMAGES, LABEL_FILE, Traffic, mask_sessions
 
 
@@ -84,7 +91,10 @@ def test_geotec_in_full() -> None:
 
 
 def test_geotec_is_read_from_the_official_zip_as_from_the_packed_file(tmp_path: Path) -> None:
-    text = "x_acc,y_acc,z_acc,x_gyro,y_gyro,z_gyro,timestamp,label\n" + "9.80665,0,0,1,2,3,5,TURNING\n" * 165
+    text = (
+        "x_acc,y_acc,z_acc,x_gyro,y_gyro,z_gyro,timestamp,label\n"
+        + "9.80665,0,0,1,2,3,5,TURNING\n" * 165
+    )
     with zipfile.ZipFile(tmp_path / "geo.zip", "w") as archive:
         for execution in (3, 2, 1):
             archive.writestr(f"top/DATA/s01/s01_0{execution}_sw.csv", text)
@@ -110,7 +120,9 @@ def harbox_zip(path: Path, rows: int = 250, columns: int = 10) -> Path:
             (10, "Wave"),
             (121, "Walk"),
         ]:
-            table = np.column_stack([np.arange(rows) + 1.5e12, rng.normal(user, 1, (rows, columns - 1))])
+            table = np.column_stack(
+                [np.arange(rows) + 1.5e12, rng.normal(user, 1, (rows, columns - 1))]
+            )
             text = "\n".join(" ".join(map(repr, row)) for row in table.tolist())
             archive.writestr(f"large_scale_HARBox/{user}/{activity}_train.txt", text)
         archive.writestr("large_scale_HARBox/readme.txt", "hello")
@@ -150,7 +162,9 @@ def test_a_damaged_harbox_is_refused(columns: int, message: str, tmp_path: Path)
         read_harbox(tmp_path / "other.zip")
 
 
-def test_harbox_must_be_fetched_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_harbox_must_be_fetched_by_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if find(HARBOX) is not None:
         pytest.skip("HARBOX is here")
     with pytest.raises(DataError, match="xmouyang/FL-Datasets-for-HAR"):
@@ -197,7 +211,10 @@ def test_the_generated_traffic_is_what_it_claims() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"applications_per_device": 21}, "applications_per_device must be between 1 and 20, got 21"),
+        (
+            {"applications_per_device": 21},
+            "applications_per_device must be between 1 and 20, got 21",
+        ),
         ({"samples": 10}, "samples must be 900 or more"),
         ({"test_fraction": 0.0}, "test_fraction"),
         ({"partition": {"name": "natural"}}, "no devices of its own"),
@@ -282,7 +299,9 @@ def test_masking_survives_sessions_that_end_anywhere(length: int) -> None:
     np.testing.assert_array_equal(cut[known], whole[known])
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0\x0d\x01" + b"\0" * 8, b"\0\0\x08\x01\0\0\0\x09abc"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\x0d\x01" + b"\0" * 8, b"\0\0\x08\x01\0\0\0\x09abc"]
+)
 def test_a_file_that_is_no_idx_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(content))
     with pytest.raises(DataError):
@@ -298,7 +317,9 @@ def test_a_file_that_is_no_idx_is_refused(content: bytes, tmp_path: Path) -> Non
     ],
     ids=lambda value: value.dataset if isinstance(value, RemoteFile) else None,
 )
-def test_prepared_sets_in_full(file: RemoteFile, devices: int, labels: int, train: int, test: int) -> None:
+def test_prepared_sets_in_full(
+    file: RemoteFile, devices: int, labels: int, train: int, test: int
+) -> None:
     need(file)
     fleet = TASKS[file.dataset]().load(seed=0)
     assert_whole(fleet)
@@ -319,7 +340,9 @@ def test_an_unshuffled_stream_of_a_prepared_set_follows_the_clock(file: RemoteFi
         assert (np.diff(time[stream.arrivals(device, 0, 100).ids]) >= 0).all()
 
 
-def test_a_prepared_set_that_is_absent_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepared_set_that_is_absent_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"westermo\.npz is not here .* FEDKEEP_DATA"):
         TASKS["westermo"]().load(seed=0)

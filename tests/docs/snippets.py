@@ -56,7 +56,10 @@ def blocks(page: str) -> list[Block]:
     end = 0
     for match in FENCE.finditer(page):
         indent = len(match["indent"])
-        text = "".join(line[indent:] if line.strip() else line for line in match["text"].splitlines(keepends=True))
+        text = "".join(
+            line[indent:] if line.strip() else line
+            for line in match["text"].splitlines(keepends=True)
+        )
         line = page.count("\n", 0, match.start("text"))
         follows = bool(found) and not page[end : match.start()].strip()
         found.append(Block(match["language"], text, line, match["remark"] or "", follows))
@@ -131,7 +134,9 @@ def _shell(block: Block) -> str:
 
 def _until_it_speaks(command: list[str]) -> str:
     """The first line of a command that would go on; it is stopped then, and must have been running."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -147,10 +152,10 @@ def _until_it_speaks(command: list[str]) -> str:
 def _check_table(table: dict[str, Any]) -> None:
     """Reads the table with the part of fedkeep that it is for."""
     from fedkeep.agent.assembly import parse_config
-    from fedkeep.config import build
-    from fedkeep.fleet.specification import parse_fleet
+    from fedkeep.config.experiment import expand
+    from fedkeep.config.method import parse_fleet
     from fedkeep.privacy.options import PrivacyOptions
-    from fedkeep.sim.experiment import expand
+    from fedkeep.tables import build
 
     if "samples" in table:
         (parse_config if "store" in table else parse_fleet)(table)

@@ -24,13 +24,17 @@ def test_the_tables_of_keys_are_those_of_the_code(monkeypatch: pytest.MonkeyPatc
 
 def walk(title: str, folder: Path) -> str:
     """Runs the commands that stand below a title of the page, as a new user would."""
-    block = re.search(rf"\*\*{title}\*\*.*?```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.search(
+        rf"\*\*{title}\*\*.*?```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert block is not None
     commands = block[1].replace("fedkeep ", f"{sys.executable} -m fedkeep ")
     paths = os.pathsep.join([str(Path(fedkeep.__file__).parents[1]), str(folder)])
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "120"}
     command = ["sh", "-ec", commands]
-    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, check=False, cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -15,7 +15,9 @@ DOCS = ROOT / "docs"
 
 
 GENERATOR: dict[str, Any] = runpy.run_path(str(DOCS / "generate_cli.py"))
-VERBS: list[click.Context] = list(GENERATOR["verbs"](click.Context(get_command(app), info_name="fedkeep")))
+VERBS: list[click.Context] = list(
+    GENERATOR["verbs"](click.Context(get_command(app), info_name="fedkeep"))
+)
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -33,7 +35,11 @@ def test_every_verb_and_option_says_what_it_is_for() -> None:
     silent = []
     for context in VERBS:
         records = [parameter.get_help_record(context) for parameter in context.command.params]
-        silent += [f"{context.command_path} {r[0]}" for r in records if r and (not r[1] or r[1].startswith("["))]
+        silent += [
+            f"{context.command_path} {r[0]}"
+            for r in records
+            if r and (not r[1] or r[1].startswith("["))
+        ]
         if not context.command.help:
             silent.append(context.command_path)
     assert silent == []

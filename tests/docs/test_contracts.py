@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+    "contracts"
+]
 HOMES = {"torch": {"learn"}, "flwr": {"flower"}}
 
 
@@ -23,7 +25,9 @@ def test_a_library_with_a_home_is_forbidden_everywhere_else(library: str) -> Non
         for c in CONTRACTS
         if library in c.get("forbidden_modules", ()) and len(c["source_modules"]) > 1
     ]
-    assert [{name.removeprefix("fedkeep.") for name in names} for names in named] == [rooms() - HOMES[library]]
+    assert [{name.removeprefix("fedkeep.") for name in names} for names in named] == [
+        rooms() - HOMES[library]
+    ]
 
 
 def test_every_room_has_its_layer() -> None:

@@ -37,9 +37,13 @@ def test_what_documents_tell_users_to_import_is_shown_at_work() -> None:
         for word in WORD.findall(line)
     }
     missing = set()
-    for module, names in (found for page in pages for found in IMPORT.findall(page.read_text(encoding="utf-8"))):
+    for module, names in (
+        found for page in pages for found in IMPORT.findall(page.read_text(encoding="utf-8"))
+    ):
         for name in WORD.findall(re.sub(r" as \w+", "", names)):
             thing = getattr(importlib.import_module(module), name)
-            called = inspect.isroutine(thing) or (inspect.isclass(thing) and not issubclass(thing, Exception))
+            called = inspect.isroutine(thing) or (
+                inspect.isclass(thing) and not issubclass(thing, Exception)
+            )
             missing |= {f"{module}.{name}"} if called and name not in shown else set()
     assert missing == set()

@@ -16,7 +16,9 @@ def test_the_options_are_those_of_the_code() -> None:
     text = (DOCS / "gist.md").read_text(encoding="utf-8")
     assert GENERATOR["OPTIONS"].search(text)
     assert GENERATOR["page"](text) == text, STALE
-    assert re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", GENERATOR["options"](), re.MULTILINE) == [
+    assert re.findall(
+        r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", GENERATOR["options"](), re.MULTILINE
+    ) == [
         ("name", '"none"'),
         ("kappa", "0.5"),
         ("fading", "3.0"),

@@ -23,7 +23,7 @@ PUBLIC = {
         "partition",
         "partition_from",
     ],
-    "fedkeep.flower": ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"],
+    "fedkeep.flower": ["FedkeepStrategy", "Keeper", "KeeperStrategy", "make_client_app"],
     "fedkeep.records": [
         "Change",
         "Comparison",
@@ -52,7 +52,10 @@ PUBLIC = {
 
 
 def packages() -> list[str]:
-    return ["fedkeep", *(m.name for m in pkgutil.walk_packages(fedkeep.__path__, "fedkeep.") if m.ispkg)]
+    return [
+        "fedkeep",
+        *(m.name for m in pkgutil.walk_packages(fedkeep.__path__, "fedkeep.") if m.ispkg),
+    ]
 
 
 @pytest.mark.parametrize("name", packages())

@@ -28,7 +28,9 @@ def test_the_picture_is_small_and_shows_every_method() -> None:
     assert [method for method in table_of_readme() if f">{method}</text>" not in drawn] == []
 
 
-@pytest.mark.skipif(not (DEMO / "report.html").exists(), reason="runs/demo is not there: `make demo` first")
+@pytest.mark.skipif(
+    not (DEMO / "report.html").exists(), reason="runs/demo is not there: `make demo` first"
+)
 def test_the_demo_prints_what_the_readme_says() -> None:
     rows = {row.method: 100 * row.measures["final"].mean for row in compare(read_runs(DEMO)).rows}
     assert table_of_readme() == pytest.approx(rows, abs=0.5)
@@ -43,4 +45,7 @@ def test_the_results_are_those_of_the_summaries() -> None:
 def table_of_readme() -> dict[str, float]:
     """Per method the final accuracy in the demo's table, in percent."""
     table = README.partition("<!-- demo -->")[2].partition("```\n")[0]
-    return {method: float(accuracy) for method, accuracy in re.findall(r"│ ([\w-]+) +│ +\d+ │ ([\d.]+) %", table)}
+    return {
+        method: float(accuracy)
+        for method, accuracy in re.findall(r"│ ([\w-]+) +│ +\d+ │ ([\d.]+) %", table)
+    }

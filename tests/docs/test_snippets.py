@@ -17,10 +17,14 @@ RUNS = re.compile(r"^ *```(?:python|sh|console|toml)\b", re.MULTILINE)
 def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(RUNNER), str(page), str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=900, check=False
+    )
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if RUNS.search(p.read_text())], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if RUNS.search(p.read_text())], ids=lambda page: page.name
+)
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     done = run(page, tmp_path / "page")
     assert done.returncode == 0, done.stderr

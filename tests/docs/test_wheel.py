@@ -14,14 +14,26 @@ ROOT = Path(__file__).parents[2]
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     around = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     words = [str(word) for word in command]
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=around, timeout=600, check=False)
+    return subprocess.run(
+        words, capture_output=True, text=True, cwd=cwd, env=around, timeout=600, check=False
+    )
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of programs of a fresh environment with the wheel in it."""
     folder = tmp_path_factory.mktemp("wheel")
-    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    built = run(
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        folder,
+        ROOT,
+        cwd=folder,
+    )
     assert built.returncode == 0, built.stderr
     venv.create(folder / "env", with_pip=True)
     programs = folder / "env" / "bin"
@@ -33,7 +45,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_bare_install_answers(installed: Path, tmp_path: Path) -> None:
-    for arguments, says in ((["--help"], "Commands:"), (["list"], "reservoir"), (["check", "fifo"], "ok  chunking")):
+    for arguments, says in (
+        (["--help"], "Commands:"),
+        (["list"], "reservoir"),
+        (["check", "fifo"], "ok  chunking"),
+    ):
         done = run(installed / "fedkeep", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert says in done.stdout

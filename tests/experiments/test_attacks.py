@@ -2,13 +2,20 @@
 
 import numpy as np
 import pytest
-from attacks import LastLayer, MembershipAttack, advantage, invert_analytically, invert_by_matching, similarity
+from attacks import (
+    LastLayer,
+    MembershipAttack,
+    advantage,
+    invert_analytically,
+    invert_by_matching,
+    similarity,
+)
 
 from fedkeep.core.estimators import mean_gradient
 from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.learn.dense_learner import DenseLearner
-from fedkeep.privacy.guard import Guard
-from fedkeep.privacy.ledger import Ledger
+from fedkeep.privacy.accountant import PrivacyLedger
+from fedkeep.privacy.mechanism import DPMechanism
 from fedkeep.privacy.options import PrivacyOptions
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
@@ -34,7 +41,11 @@ def uploaded(batch: Batch, epsilon: float | None, seed: int = 0) -> Vector:
     order = TrainOrder(0, MODEL, None, LocalTraining(0.1, 1))
     noise = np.random.default_rng(seed).standard_normal
     report = Report(0, MODEL, 1.0, 1, 1, gradient, len(batch))
-    sent = Guard(options, Ledger(), lambda _: None, noise).release(report, order).local_gradient
+    sent = (
+        DPMechanism(options, PrivacyLedger(), lambda _: None, noise)
+        .release(report, order)
+        .local_gradient
+    )
     assert sent is not None
     return sent
 
@@ -48,7 +59,9 @@ def test_one_sample_is_read_off_its_gradient_exactly() -> None:
 @pytest.mark.parametrize("epsilon", [8.0, 1.0])
 def test_noise_hides_the_one_sample(epsilon: float) -> None:
     batch = samples(1)
-    guesses = [invert_analytically(LastLayer.of(uploaded(batch, epsilon, s), CLASSES)) for s in range(20)]
+    guesses = [
+        invert_analytically(LastLayer.of(uploaded(batch, epsilon, s), CLASSES)) for s in range(20)
+    ]
     likeness = [similarity(guess[None], batch.x.astype(np.float64))[0] for guess in guesses]
     assert np.mean(likeness) < 0.3
 
@@ -60,14 +73,22 @@ def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> Non
 
     def likeness(epsilon: float | None) -> float:
         gradient = LastLayer.of(uploaded(batch, epsilon), CLASSES)
-        return float(similarity(invert_by_matching(layer, gradient, batch.y, start), batch.x.astype(float)).mean())
+        return float(
+            similarity(
+                invert_by_matching(layer, gradient, batch.y, start), batch.x.astype(float)
+            ).mean()
+        )
 
     assert likeness(None) > 0.95
     assert likeness(8.0) < 0.5
 
 
-@pytest.mark.parametrize(("epsilon", "least", "most"), [(None, 0.9, 1.0), (8.0, 0.55, 0.85), (1.0, 0.4, 0.62)])
-def test_membership_shows_without_noise_and_fades_with_it(epsilon: float | None, least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "least", "most"), [(None, 0.9, 1.0), (8.0, 0.55, 0.85), (1.0, 0.4, 0.62)]
+)
+def test_membership_shows_without_noise_and_fades_with_it(
+    epsilon: float | None, least: float, most: float
+) -> None:
     options = PrivacyOptions(epsilon=epsilon)
     public, clip = samples(2000, seed=77), options.clip if epsilon else None
     measured = [LEARNER.probe(MODEL).measure(public.take(public.y == y)) for y in range(CLASSES)]
@@ -84,11 +105,16 @@ def test_membership_shows_without_noise_and_fades_with_it(epsilon: float | None,
 
 def test_whether_it_was_the_one_sample_is_certain_without_noise() -> None:
     public = samples(2000, seed=77)
-    typical = [LEARNER.probe(MODEL).measure(public.take(public.y == y)).mean_gradient() for y in range(CLASSES)]
+    typical = [
+        LEARNER.probe(MODEL).measure(public.take(public.y == y)).mean_gradient()
+        for y in range(CLASSES)
+    ]
     members, others = [], []
     for seed in range(30):
         batch, strangers = samples(1, seed), samples(20, seed + 1000)
-        attack = MembershipAttack(uploaded(batch, None), batch.y, np.array(typical, dtype=np.float64), np.inf)
+        attack = MembershipAttack(
+            uploaded(batch, None), batch.y, np.array(typical, dtype=np.float64), np.inf
+        )
         members.append(attack.scores(LEARNER.probe(MODEL).measure(batch), batch.y))
         others.append(attack.scores(LEARNER.probe(MODEL).measure(strangers), strangers.y))
     assert advantage(np.concatenate(members), np.concatenate(others)) == 1.0

@@ -5,9 +5,9 @@ from typing import Literal, cast
 import numpy as np
 import pytest
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.ports import Measurements
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import AnyArray, Batch, FloatArray
 
 pytest.importorskip("sklearn")
@@ -21,7 +21,12 @@ def devices() -> list[FloatArray]:
     """Three devices, each of which sees two of three clusters, one ten times as often as the other."""
     rng = np.random.default_rng(0)
     return [
-        np.concatenate([CENTRES[c] + rng.normal(0, 0.5, (100, 2)), CENTRES[(c + 1) % 3] + rng.normal(0, 0.5, (10, 2))])
+        np.concatenate(
+            [
+                CENTRES[c] + rng.normal(0, 0.5, (100, 2)),
+                CENTRES[(c + 1) % 3] + rng.normal(0, 0.5, (10, 2)),
+            ]
+        )
         for c in range(3)
     ]
 
@@ -36,7 +41,9 @@ def agree(method: Literal["k-means", "hierarchical"]) -> Clusters:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_devices_agree_on_clusters_that_none_of_them_sees_whole(method: Literal["k-means", "hierarchical"]) -> None:
+def test_devices_agree_on_clusters_that_none_of_them_sees_whole(
+    method: Literal["k-means", "hierarchical"],
+) -> None:
     found = np.array(agree(method).centroids)
     nearest = np.linalg.norm(found[:, None] - CENTRES, axis=2)
     assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2]
@@ -46,8 +53,10 @@ def test_devices_agree_on_clusters_that_none_of_them_sees_whole(method: Literal[
 @pytest.mark.parametrize("method", METHODS)
 def test_coordination_works_in_clusters(method: Literal["k-means", "hierarchical"]) -> None:
     regions = agree(method)
-    velocities = [np.bincount(regions.assign(as_batch(p), None), minlength=regions.count) for p in devices()]
-    plan = Greedy(1, 1).plan(Fleet.numbered([5, 5, 5], np.array(velocities)))
+    velocities = [
+        np.bincount(regions.assign(as_batch(p), None), minlength=regions.count) for p in devices()
+    ]
+    plan = Greedy(1, 1).plan(FleetProfiles.numbered([5, 5, 5], np.array(velocities)))
     assert plan.holders.tolist() == [1, 1, 1]
     assert plan.quotas.argmax(axis=1).tolist() == np.argmax(velocities, axis=1).tolist()
     assert plan.label_weights == pytest.approx([1.0, 1.0, 1.0])
@@ -86,14 +95,18 @@ class Activations:
         return -SAMPLES.x.reshape(3, -1)
 
 
-SAMPLES = Batch(np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3))
+SAMPLES = Batch(
+    np.array([[[0.0, 1.0]], [[5.0, 5.0]], [[-4.0, -6.0]]]), np.array([2, 0, 1]), np.arange(3)
+)
 CENTROIDS = [[0.0, 0.0], [5.0, 5.0], [-5.0, -5.0]]
 
 
 def test_the_nearest_centroid_counts() -> None:
-    measured = cast(Measurements, Activations())
+    measured = cast(PerSampleGradients, Activations())
     assert Clusters(3, centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 1, 2]
-    assert Clusters(3, space="activations", centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 2, 1]
+    assert Clusters(3, space="activations", centroids=CENTROIDS).assign(
+        SAMPLES, measured
+    ).tolist() == [0, 2, 1]
 
 
 def test_samples_that_do_not_lie_where_the_centroids_do_are_refused() -> None:

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.errors import RefusedError
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
 
 pytest.importorskip("tenseal", reason="needs the lab extra")
 
 from lab.encrypted_order import COARSE, Comparisons, Contexts, OrderedFleet, Scheme
 
-tables = hnp.arrays(np.int64, st.tuples(st.integers(1, 7), st.integers(1, 5)), elements=st.integers(0, 6))
+tables = hnp.arrays(
+    np.int64, st.tuples(st.integers(1, 7), st.integers(1, 5)), elements=st.integers(0, 6)
+)
 CAPACITIES = np.array([3, 7, 1, 5, 2])
 COMPARISONS = Comparisons(devices=5, labels=3)
 ROOT = Path(__file__).parents[2]
@@ -47,23 +49,29 @@ def signs_of(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("quantities", ["even", "frequent"])
-def test_the_plan_equals_the_plain_greedy_plan_without_local_search(holder: Contexts, quantities: str) -> None:
-    greedy = Greedy(clients_per_label=2, labels_per_client=2, quantities=quantities, improve_up_to=0)
+def test_the_plan_equals_the_plain_greedy_plan_without_local_search(
+    holder: Contexts, quantities: str
+) -> None:
+    greedy = Greedy(
+        clients_per_label=2, labels_per_client=2, quantities=quantities, improve_up_to=0
+    )
     public = holder.public()
     plan = holder.plan(COMPARISONS, public.compare(encrypted(public)), CAPACITIES, greedy)
-    plain = greedy.plan(Fleet.numbered(CAPACITIES, velocities()))
+    plain = greedy.plan(FleetProfiles.numbered(CAPACITIES, velocities()))
     np.testing.assert_array_equal(plan.quotas, plain.quotas)
     np.testing.assert_allclose(plan.label_weights, plain.label_weights, rtol=1e-6)
 
 
-def test_only_the_key_holder_reads_anything_and_what_is_damaged_is_refused(holder: Contexts) -> None:
+def test_only_the_key_holder_reads_anything_and_what_is_damaged_is_refused(
+    holder: Contexts,
+) -> None:
     public = holder.public()
     compared = public.compare(encrypted(public)[:2])
     with pytest.raises(ValueError, match="secret_key"):
         public.plan(COMPARISONS, compared, CAPACITIES, Greedy())
-    with pytest.raises(RefusedError, match="unclear comparison"):
+    with pytest.raises(RejectedError, match="unclear comparison"):
         Contexts(COARSE).plan(COMPARISONS, compared, CAPACITIES, Greedy())
-    with pytest.raises(RefusedError, match="unreadable ciphertext"):
+    with pytest.raises(RejectedError, match="unreadable ciphertext"):
         public.compare([[compared[0][:-50], compared[1]]])
 
 
@@ -81,16 +89,20 @@ def test_a_table_made_from_signs_has_the_same_signs(values: np.ndarray) -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(tables, st.integers(1, 3), st.sampled_from([None, 1, 2]), st.sampled_from(["even", "frequent"]))
+@given(
+    tables, st.integers(1, 3), st.sampled_from([None, 1, 2]), st.sampled_from(["even", "frequent"])
+)
 def test_such_a_table_gives_the_same_plan(
     values: np.ndarray, clients: int, labels: int | None, quantities: str
 ) -> None:
     greedy = Greedy(clients, labels, quantities=quantities, improve_up_to=0)
     capacities = np.arange(1, len(values) + 1)
     table = Comparisons(*values.shape).table(signs_of(values))
-    plain = greedy.plan(Fleet.numbered(capacities, values.astype(float)))
+    plain = greedy.plan(FleetProfiles.numbered(capacities, values.astype(float)))
     totals = values.sum(axis=0).astype(float)
-    plan = greedy.plan(OrderedFleet(np.arange(len(values)), capacities, table.astype(float), totals))
+    plan = greedy.plan(
+        OrderedFleet(np.arange(len(values)), capacities, table.astype(float), totals)
+    )
     np.testing.assert_allclose(plan.label_weights, plain.label_weights)
     np.testing.assert_array_equal(plan.quotas, plain.quotas)
 
@@ -99,7 +111,7 @@ def test_comparisons_that_contradict_each_other_are_refused() -> None:
     signs = signs_of(np.array([[1], [2], [3]]))
     signs[:3] = [1, -1, 1]
     for comparisons, told in ((Comparisons(3, 1), signs), (Comparisons(1, 1), np.array([-1]))):
-        with pytest.raises(RefusedError, match="contradict"):
+        with pytest.raises(RejectedError, match="contradict"):
             comparisons.table(told)
 
 
@@ -114,7 +126,13 @@ def test_levels_keep_the_order_and_tell_the_seen_from_the_unseen(pair: list[floa
 
 
 def test_the_benchmark_of_both_ways_in_its_quick_form(tmp_path: Path) -> None:
-    command = [sys.executable, "benchmarks/encrypted_plan.py", "--quick", "--json", str(tmp_path / "plans.json")]
+    command = [
+        sys.executable,
+        "benchmarks/encrypted_plan.py",
+        "--quick",
+        "--json",
+        str(tmp_path / "plans.json"),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=300, check=True)
     runs = json.loads((tmp_path / "plans.json").read_text())

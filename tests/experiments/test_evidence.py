@@ -15,18 +15,22 @@ from lab.findings import Interval
 from lab.results import CLAIMS, Paper, Results, verdicts
 from msgspec.structs import replace
 
-from fedkeep.config import read_experiment
-from fedkeep.sim.experiment import expand
+from fedkeep.config.experiment import expand
+from fedkeep.tables import read_experiment
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = Paper(EXPERIMENTS / "paper.toml")
-FILES = sorted(p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods", "programmes"})
+FILES = sorted(
+    p for p in EXPERIMENTS.glob("*/*.toml") if p.parent.name not in {"tasks", "methods", "suites"}
+)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_experiment_is_sound(path: Path) -> None:
     cells = expand(read_experiment(path))
-    assert len({cell.experiment.digest() for cell in cells}) == len(cells), "what a sweep varies must reach the run"
+    assert len({cell.experiment.digest() for cell in cells}) == len(cells), (
+        "what a sweep varies must reach the run"
+    )
     methods = {cell.experiment.label for cell in cells}
     assert "fifo" in methods, "without FIFO there is no speedup"
     assert all(cell.experiment.seed < 100 for cell in cells), "seeds 100 and up are for choosing"
@@ -35,7 +39,10 @@ def test_every_experiment_is_sound(path: Path) -> None:
 def test_paper_and_authors_differ_where_they_should() -> None:
     paper = _ode(EXPERIMENTS / "table2" / "har.toml")
     authors = _ode(EXPERIMENTS / "authors" / "har.toml")
-    assert (paper["estimator"]["name"], authors["estimator"]["name"]) == ("incremental", "participants")
+    assert (paper["estimator"]["name"], authors["estimator"]["name"]) == (
+        "incremental",
+        "participants",
+    )
     assert (paper["storage"]["after_use"], paper["weights"]["client_label"]) == ("keep", 0.0)
     assert (paper["train"]["decay"], authors["train"]["decay"]) == (0.95, 1.0)
 
@@ -59,7 +66,9 @@ def _summary(fifo: tuple[float, ...], ode: tuple[float, ...]) -> ExperimentSumma
             finished=True,
         )
 
-    curves = [curve("fifo", s, a) for s, a in enumerate(fifo)] + [curve("ode-est", s, a) for s, a in enumerate(ode)]
+    curves = [curve("fifo", s, a) for s, a in enumerate(fifo)] + [
+        curve("ode-est", s, a) for s, a in enumerate(ode)
+    ]
     return ExperimentSummary(
         experiment="table2/har",
         about="A row.",
@@ -76,7 +85,9 @@ def test_a_summary_reads_back_as_written(tmp_path: Path) -> None:
     assert read_summary(tmp_path / "a.json") == summary
 
 
-@pytest.mark.parametrize(("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")])
+@pytest.mark.parametrize(
+    ("ode", "word"), [((0.70, 0.71, 0.70), "reproduced"), ((0.40, 0.41, 0.40), "not reproduced")]
+)
 def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], word: str) -> None:
     write_summary(tmp_path / "table2" / "har.json", _summary((0.60, 0.61, 0.60), ode))
     found = verdicts(Results(tmp_path, PAPER))
@@ -86,7 +97,10 @@ def test_verdicts_follow_the_numbers(tmp_path: Path, ode: tuple[float, ...], wor
 
 def test_a_larger_store_stands_in_where_unlimited_storage_did_not_run(tmp_path: Path) -> None:
     def word(*, larger: str) -> str:
-        curves = tuple(replace(c, method=larger) if c.method == "ode-est" else c for c in _summary(fifo, ode).curves)
+        curves = tuple(
+            replace(c, method=larger) if c.method == "ode-est" else c
+            for c in _summary(fifo, ode).curves
+        )
         summary = replace(_summary((), ()), experiment="motivation/storage-tc", curves=curves)
         write_summary(tmp_path / "motivation" / "storage-tc.json", summary)
         found = verdicts(Results(tmp_path, PAPER))
@@ -106,7 +120,9 @@ def test_causes_are_given_for_claims_that_exist() -> None:
 
 def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     """Seeds differ by twenty points, the methods by two: the intervals overlap, the difference is plain."""
-    write_summary(tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73)))
+    write_summary(
+        tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73))
+    )
     results = Results(tmp_path, PAPER)
     margin = results.margin("table2/har", "ode-est", "fifo")
     assert margin is not None
@@ -118,7 +134,9 @@ def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
     assert Interval(-2.0, 1.1).ahead is False
 
 
-def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(tmp_path: Path) -> None:
+def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(
+    tmp_path: Path,
+) -> None:
     for task, ode in (("har", (0.70, 0.71, 0.70)), ("ic", (0.50, 0.90, 0.70))):
         summary = replace(_summary((0.60, 0.61, 0.60), ode), experiment=f"table2/{task}")
         write_summary(tmp_path / "table2" / f"{task}.json", summary)
@@ -126,13 +144,17 @@ def test_a_claim_that_more_seeds_must_decide_somewhere_is_not_called_reproduced(
     assert found["ODE-Est ends more accurate than FIFO (Table 2)"][0] == "partly"
 
 
-def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run(tmp_path: Path) -> None:
+def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run(
+    tmp_path: Path,
+) -> None:
     results = tmp_path / "results"
     write_summary(results / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)))
     write_results(EXPERIMENTS, results, tmp_path)
     words, page = (tmp_path / "RESULTS.md").read_text(), (tmp_path / "RESULTS.html").read_text()
 
-    assert re.search(r"\| ode-est \| 70\.\d ± \d\.\d \(70\.39\) \| \+10\.0 ± 0\.0 \| 1\.00x \(1\.55x\) \|", words)
+    assert re.search(
+        r"\| ode-est \| 70\.\d ± \d\.\d \(70\.39\) \| \+10\.0 ± 0\.0 \| 1\.00x \(1\.55x\) \|", words
+    )
     assert "`experiments/table2/ic.toml`" in words.partition("Not run yet")[2]
     assert "fedkeep run experiments/table2/har.toml" in words
     assert "not run: reservoir, high-loss" in words, "a row that is missing is named"
@@ -142,25 +164,36 @@ def test_the_document_has_our_number_beside_the_papers_and_says_what_did_not_run
 
 
 def test_a_method_that_ran_with_fewer_seeds_is_named_with_them(tmp_path: Path) -> None:
-    write_summary(tmp_path / "results" / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71)))
+    write_summary(
+        tmp_path / "results" / "table2" / "har.json", _summary((0.60, 0.61, 0.60), (0.70, 0.71))
+    )
     write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
-    assert "seeds 0, 1, 2; ode-est only with 0, 1; 30 rounds" in (tmp_path / "RESULTS.md").read_text()
+    assert (
+        "seeds 0, 1, 2; ode-est only with 0, 1; 30 rounds" in (tmp_path / "RESULTS.md").read_text()
+    )
 
 
 def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
     summary = _summary((0.60, 0.61), (0.70, 0.71))
-    swept = [replace(c, setting=f"train.participation={v}") for v in (0.05, 0.1) for c in summary.curves]
+    swept = [
+        replace(c, setting=f"train.participation={v}") for v in (0.05, 0.1) for c in summary.curves
+    ]
     swept_summary = replace(summary, experiment="motivation/labels-tc", curves=tuple(swept))
     write_summary(tmp_path / "results" / "motivation" / "labels-tc.json", swept_summary)
     write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
-    assert "| method | participation 0.05 | participation 0.1 |" in (tmp_path / "RESULTS.md").read_text()
+    assert (
+        "| method | participation 0.05 | participation 0.1 |"
+        in (tmp_path / "RESULTS.md").read_text()
+    )
 
 
 def test_a_chart_of_one_flat_line_is_drawn() -> None:
     assert "M" in line_chart("flat", {"a": [(0, 1.0), (1, 1.0)]}, "x", "y")
 
 
-@pytest.mark.skipif("FEDKEEP_DATA" not in os.environ, reason="set FEDKEEP_DATA to the folder with the data sets")
+@pytest.mark.skipif(
+    "FEDKEEP_DATA" not in os.environ, reason="set FEDKEEP_DATA to the folder with the data sets"
+)
 def test_the_quick_reproduction_runs(tmp_path: Path) -> None:
     """`make reproduce-quick`, as far as data is there."""
     call = [sys.executable, str(EXPERIMENTS / "reproduce.py"), "--quick", "--out", str(tmp_path)]
@@ -171,7 +204,9 @@ def test_the_quick_reproduction_runs(tmp_path: Path) -> None:
     assert "theory-distance.svg" in text
 
 
-def test_rows_are_added_to_committed_results_at_their_scale_and_the_rest_stands(tmp_path: Path) -> None:
+def test_rows_are_added_to_committed_results_at_their_scale_and_the_rest_stands(
+    tmp_path: Path,
+) -> None:
     shutil.copytree(EXPERIMENTS, tmp_path / "experiments", ignore=shutil.ignore_patterns("results"))
     summary = tmp_path / "experiments" / "results" / "table2" / "st.json"
 
@@ -181,16 +216,27 @@ def test_rows_are_added_to_committed_results_at_their_scale_and_the_rest_stands(
         assert done.returncode == 0, done.stderr
         return {curve.method: curve for curve in read_summary(summary).curves}
 
-    small = ("task.devices=10", "task.smallest=60", "task.largest=80", "train.rounds=2", "sweep.seed=[0]")
+    small = (
+        "task.devices=10",
+        "task.smallest=60",
+        "task.largest=80",
+        "train.rounds=2",
+        "sweep.seed=[0]",
+    )
     tiny = [part for setting in small for part in ("--set", setting)]
-    assert list(rows(*tiny, "--out", "first", "--methods", "fifo", "ode-est")) == ["fifo", "ode-est"]
+    assert list(rows(*tiny, "--out", "first", "--methods", "fifo", "ode-est")) == [
+        "fifo",
+        "ode-est",
+    ]
     added = rows("--out", "second", "--methods", "fifo", "reservoir", "--add")
     assert list(added) == ["fifo", "reservoir", "ode-est"]
     assert added["reservoir"].planned == 2, "the scale of what is committed"
     second = tmp_path / "second" / "table2" / "st"
     assert [path.stem for path in second.glob("*[0-9].jsonl")] == ["reservoir-seed0"]
     other = (*tiny, "--set", "train.epochs=1")
-    assert list(rows(*other, "--out", "third", "--methods", "fifo", "--add")) == ["fifo"], "settings have changed"
+    assert list(rows(*other, "--out", "third", "--methods", "fifo", "--add")) == ["fifo"], (
+        "settings have changed"
+    )
 
 
 def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
@@ -212,5 +258,7 @@ def test_committed_results_are_small_and_current(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_wide_interval_is_no_proof_that_nothing_is_lost(margin: Interval, holds: bool | None) -> None:
+def test_a_wide_interval_is_no_proof_that_nothing_is_lost(
+    margin: Interval, holds: bool | None
+) -> None:
     assert margin.keeps_up is holds

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from examples.fedboost import FedBoost
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.ports import Job
+from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 from fedkeep.testing import check_learner
 
 FEATURES, CLASSES, PREDICTORS = 5, 3, 6
@@ -28,10 +28,14 @@ def base(tmp_path: Path) -> str:
 
 def samples(n: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(rng.normal(size=(n, FEATURES)).astype("f4"), rng.integers(0, CLASSES, n), np.arange(n))
+    return Batch(
+        rng.normal(size=(n, FEATURES)).astype("f4"), rng.integers(0, CLASSES, n), np.arange(n)
+    )
 
 
-def written_out(learner: FedBoost, alpha: list[float], job: Job, local: LocalTraining) -> list[float]:
+def written_out(
+    learner: FedBoost, alpha: list[float], job: TrainingJob, local: LocalTraining
+) -> list[float]:
     """Sample by sample, predictor by predictor."""
     factors = learner.drawn(np.array(alpha), job.seed).tolist()
     said = learner.predicted(job.batch.x).tolist()
@@ -41,10 +45,14 @@ def written_out(learner: FedBoost, alpha: list[float], job: Job, local: LocalTra
         for i, y in enumerate(job.batch.y.tolist()):
             mixed = sum(alpha[k] * factors[k] * said[k][i][y] for k in range(q))
             for k in range(q):
-                gradient[k] -= job.weights[i] / sum(job.weights) * factors[k] * said[k][i][y] / mixed
+                gradient[k] -= (
+                    job.weights[i] / sum(job.weights) * factors[k] * said[k][i][y] / mixed
+                )
         for k in range(q):
             gradient[k] += job.correction[k] + local.proximal * (alpha[k] - first[k])  # type: ignore[index]
-        powers = [a * np.exp(-local.learning_rate * g) for a, g in zip(alpha, gradient, strict=True)]
+        powers = [
+            a * np.exp(-local.learning_rate * g) for a, g in zip(alpha, gradient, strict=True)
+        ]
         alpha = [power / sum(powers) for power in powers]
     return alpha
 
@@ -56,16 +64,22 @@ def test_a_device_trains_by_the_formula(base: str, sampled: int | None, sampling
     rng = np.random.default_rng(2)
     alpha = rng.dirichlet(np.ones(PREDICTORS))
     weights = np.array([1.0, 0.5, 2.0, 0.0, 1.0, 1.0, 3.0])
-    job = Job(samples(7), weights, seed=4, correction=0.1 * rng.normal(size=PREDICTORS).astype("f4"))
+    job = TrainingJob(
+        samples(7), weights, seed=4, correction=0.1 * rng.normal(size=PREDICTORS).astype("f4")
+    )
     local = LocalTraining(0.3, epochs=4, proximal=0.2)
     trained = learner.train(alpha.astype("f4"), job, local)
-    np.testing.assert_allclose(trained, written_out(learner, alpha.tolist(), job, local), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        trained, written_out(learner, alpha.tolist(), job, local), rtol=0, atol=1e-5
+    )
     assert trained.sum() == pytest.approx(1.0, abs=1e-5)
     assert np.abs(trained - alpha).max() > 1e-2
 
 
 def test_it_keeps_the_laws_of_learners(base: str) -> None:
-    assert "finite-differences" in check_learner(FedBoost((FEATURES,), CLASSES, predictors=base), samples(40))
+    assert "finite-differences" in check_learner(
+        FedBoost((FEATURES,), CLASSES, predictors=base), samples(40)
+    )
 
 
 def test_a_predictor_is_sent_by_its_weight_and_counts_on_average_as_if_all_were(base: str) -> None:
@@ -88,7 +102,8 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
         FedBoost((FEATURES,), CLASSES, predictors=base, sampled=0)
     model = {"name": "examples/fedboost.py:FedBoost", "predictor": base}
     with pytest.raises(
-        ConfigError, match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'"
+        ConfigError,
+        match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'",
     ):
         Simulator(resolve({"task": {"name": "embedded"}, "model": model}))
 
@@ -97,9 +112,19 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
 def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
     """`draw` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
     net = DenseLearner((30, 10))
-    np.savez(tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[])
-    model = {"name": "examples/fedboost.py:FedBoost", "predictors": str(tmp_path / "base.npz"), "sampled": 2}
-    table = {"task": {"name": "embedded", "devices": 8}, "policy": {"name": policy}, "train": {"rounds": 4}}
+    np.savez(
+        tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[]
+    )
+    model = {
+        "name": "examples/fedboost.py:FedBoost",
+        "predictors": str(tmp_path / "base.npz"),
+        "sampled": 2,
+    }
+    table = {
+        "task": {"name": "embedded", "devices": 8},
+        "policy": {"name": policy},
+        "train": {"rounds": 4},
+    }
     simulator = Simulator(resolve(table | {"model": model}))
     *_, last = simulator.run()
     assert last.evaluation is not None

@@ -12,9 +12,9 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.cellfile import FileDisk
-from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.running import Frugality
+from fedkeep.agent.daemon import CpuThrottle
 from fedkeep.agent.service import summarise
+from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
 FEATURES, LABELS = 60, 10
@@ -56,7 +56,10 @@ def feed(agent: Agent, count: int, first: int = 0) -> None:
         for i in range(min(64, count - done)):
             id_ = first + done + i
             k = id_ * 7 % 4096
-            agent.intake.offer(Arrival(np.tile(_X[k] * (1 + id_ % 997 / 997), copies), _Y[k], id_, "soak"), wait=True)
+            agent.intake.offer(
+                Arrival(np.tile(_X[k] * (1 + id_ % 997 / 997), copies), _Y[k], id_, "soak"),
+                wait=True,
+            )
         done += agent.step(0.0)
         while len(agent.intake):
             done += agent.step(0.0)
@@ -152,7 +155,7 @@ class Soak:
 def soak(folder: Path, samples: int, budget: int = 1_000_000) -> Soak:
     """Resident memory after `samples`, against that after a fifth of them."""
     agent, disk = make(folder, budget)
-    memory = Frugality(1.0)
+    memory = CpuThrottle(1.0)
     feed(agent, samples // 5)
     memory.give_back()
     before = resident_kb()

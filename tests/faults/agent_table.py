@@ -34,7 +34,12 @@ def power(_folder: Path, scale: float) -> Row:
     losses = try_power_cuts(steps=120, states=int(2000 * scale))
     found = f"{losses.states} crash states, {losses.lost} lost, {losses.wrong} wrong reads"
     target = "0 acknowledged lost, 0 wrong"
-    return "power loss, unsynced writes lost, torn and reordered", target, found, not losses.lost + losses.wrong
+    return (
+        "power loss, unsynced writes lost, torn and reordered",
+        target,
+        found,
+        not losses.lost + losses.wrong,
+    )
 
 
 def light_kills(folder: Path, scale: float) -> Row:
@@ -61,7 +66,12 @@ def light_power(_folder: Path, scale: float) -> Row:
 
 def resizing(folder: Path, scale: float) -> Row:
     times, lost = resize(folder, int(200 * scale))
-    return "another budget under a full store", "0 lost", f"{times} budgets, {lost} lost a sample", not lost
+    return (
+        "another budget under a full store",
+        "0 lost",
+        f"{times} budgets, {lost} lost a sample",
+        not lost,
+    )
 
 
 def sieges(folder: Path, scale: float) -> Row:
@@ -69,24 +79,36 @@ def sieges(folder: Path, scale: float) -> Row:
     for kind in KINDS:
         (folder / kind).mkdir()
         siege = besiege(kind, folder / kind, int(10_000 * scale))
-        records, refused, failures = records + siege.records, refused + siege.refused, failures + siege.failures
+        records, refused, failures = (
+            records + siege.records,
+            refused + siege.refused,
+            failures + siege.failures,
+        )
     found = f"{len(KINDS)} sources, {records} records, {refused} refused, {failures} exits or sound samples lost"
-    return "hostile records and files, 10,000 per source", "0 exits, sound samples kept", found, not failures
+    return (
+        "hostile records and files, 10,000 per source",
+        "0 exits, sound samples kept",
+        found,
+        not failures,
+    )
 
 
 def budget(folder: Path, scale: float) -> Row:
     found = agent_limits.watch_budget(folder, int(100_000 * scale))
     written = f"{found.written_per_accepted:.0f} B written per accepted sample"
     text = f"{found.offers} offers, peak {found.peak_percent:.1f} %; {written}"
-    return "byte budget, all files, at every write", "never above 100 %", text, found.peak_percent <= 100
+    return (
+        "byte budget, all files, at every write",
+        "never above 100 %",
+        text,
+        found.peak_percent <= 100,
+    )
 
 
 def full(_folder: Path, scale: float) -> Row:
     failures = try_every_call(steps=max(20, int(40 * scale)))
     bad = failures.lost + failures.wrong + failures.stuck
-    found = (
-        f"{failures.calls} calls failed, {failures.lost} lost, {failures.wrong} wrong, {failures.stuck} did not recover"
-    )
+    found = f"{failures.calls} calls failed, {failures.lost} lost, {failures.wrong} wrong, {failures.stuck} did not recover"
     return "disk full or failing at every write and sync", "nothing lost, recovers", found, not bad
 
 
@@ -97,13 +119,23 @@ def corruption(folder: Path, scale: float) -> Row:
         f"{salvage.wrong} wrong samples, {salvage.saved_percent:.2f} % saved"
     )
     met = not salvage.crashes + salvage.wrong and salvage.saved_percent >= 99
-    return "random corruption of the file, roots included", "0 crashes, 0 wrong, >= 99 % saved", found, met
+    return (
+        "random corruption of the file, roots included",
+        "0 crashes, 0 wrong, >= 99 % saved",
+        found,
+        met,
+    )
 
 
 def reopening(folder: Path, scale: float) -> Row:
     p99, cpu = agent_limits.reopen_p99_ms(folder, max(30, int(150 * scale)))
     found = f"p99 {p99:.1f} ms ({cpu:.1f} ms of CPU)"
-    return "reopen after a crash, 1 MB store of 960-byte samples", "p99 under 50 ms", found, p99 < 50
+    return (
+        "reopen after a crash, 1 MB store of 960-byte samples",
+        "p99 under 50 ms",
+        found,
+        p99 < 50,
+    )
 
 
 def erasing(folder: Path, _scale: float) -> Row:
@@ -114,7 +146,12 @@ def erasing(folder: Path, _scale: float) -> Row:
 
 def acknowledging(folder: Path, scale: float) -> Row:
     p99 = agent_limits.acknowledge_p99_ms(folder, 20 * max(0.2, scale))
-    return "time to an acknowledgement, 500 samples a second", "p99 within 250 ms", f"p99 {p99:.0f} ms", p99 <= 250
+    return (
+        "time to an acknowledgement, 500 samples a second",
+        "p99 within 250 ms",
+        f"p99 {p99:.0f} ms",
+        p99 <= 250,
+    )
 
 
 def soaking(folder: Path, scale: float) -> Row:
@@ -133,7 +170,10 @@ def measure(row: Callable[[Path, float], Row], scale: float) -> Row:
     """One row, in a process of its own so that none sees another's memory."""
     memory = Path("/dev/shm")  # what is damaged on purpose need not reach a disk
     where = memory if row is corruption and memory.is_dir() else None
-    with tempfile.TemporaryDirectory(dir=where) as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=where) as folder,
+        multiprocessing.get_context("spawn").Pool(1) as pool,
+    ):
         return pool.apply(_quietly, (row, Path(folder), scale))
 
 
@@ -144,7 +184,12 @@ def _quietly(row: Callable[[Path, float], Row], folder: Path, scale: float) -> R
 
 def main() -> None:
     about = "Written by `python -m tests.faults.agent_table`; every row is a test that can fail, in `tests/faults/`."
-    write_page(OUT, "The agent under faults", about, [(row.__name__, partial(measure, row)) for row in ROWS])
+    write_page(
+        OUT,
+        "The agent under faults",
+        about,
+        [(row.__name__, partial(measure, row)) for row in ROWS],
+    )
 
 
 if __name__ == "__main__":

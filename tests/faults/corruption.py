@@ -8,8 +8,8 @@ import numpy as np
 
 from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import StoreOptions, open_file, plan
 from fedkeep.agent.record import SAMPLE, AgeClock, DecisionLog, SampleForm
+from fedkeep.agent.store_file import StoreOptions, open_file, plan
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch
 from tests.faults.script import FORM, REGIONS, samples
@@ -39,7 +39,9 @@ def open_at(path: Path, form: SampleForm = FORM) -> DurableStore:
     layout = plan(options, form, 4_000)
     opened = open_file(layout, REGIONS)
     quotas = np.full(REGIONS, layout.capacity // REGIONS)
-    store = DurableStore(opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
+    store = DurableStore(
+        opened.file, MemoryStore(quotas), form, DecisionLog(64, "ode"), AgeClock(), layout.capacity
+    )
     store.load(opened.blobs)
     store.restore({"quotas": quotas})
     store.close = opened.file.disk.close  # type: ignore[attr-defined]
@@ -115,14 +117,23 @@ def _root(image: bytearray, rng: np.random.Generator) -> None:
     assert label is not None
     places = [label.geometry.root(half, copy) for half in (0, 1) for copy in (0, 1)]
     for place in rng.permutation(places)[: int(rng.integers(1, 5))]:
-        image[int(place) + int(rng.integers(24 + label.geometry.cells // 8))] ^= 1 << int(rng.integers(8))
+        image[int(place) + int(rng.integers(24 + label.geometry.cells // 8))] ^= 1 << int(
+            rng.integers(8)
+        )
 
 
 def _cut(image: bytearray, rng: np.random.Generator) -> None:
     del image[int(rng.integers(len(image) // 2, len(image))) :]
 
 
-KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (_flip, _zero, _garbage, _swap, _cut, _root)
+KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (
+    _flip,
+    _zero,
+    _garbage,
+    _swap,
+    _cut,
+    _root,
+)
 
 
 def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:
@@ -137,7 +148,11 @@ def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:
         broken.write_bytes(image)
         salvage.corruptions += 1
         size = plan(OPTIONS, sound.form, 4_000).geometry.cell_size
-        whole = {i for i, at in sound.places.items() if image[at : at + size] == sound.image[at : at + size]}
+        whole = {
+            i
+            for i, at in sound.places.items()
+            if image[at : at + size] == sound.image[at : at + size]
+        }
         _count(salvage, broken, sound, whole)
     return salvage
 
@@ -152,6 +167,8 @@ def _count(salvage: Salvage, path: Path, sound: Sound, whole: set[int]) -> None:
         salvage.crashes += 1
         return
     ids = held.batch.ids.tolist()
-    salvage.wrong += sum(not np.array_equal(x, sound.offered[i]) for x, i in zip(held.batch.x, ids, strict=True))
+    salvage.wrong += sum(
+        not np.array_equal(x, sound.offered[i]) for x, i in zip(held.batch.x, ids, strict=True)
+    )
     salvage.undamaged += len(whole)
     salvage.saved += len(whole & set(ids))

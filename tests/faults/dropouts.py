@@ -23,7 +23,11 @@ class DroppingGrid(InProcessGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = super().pull_messages(message_ids)
-        return [r for r in replies if r.metadata.message_type != "train" or self._rng.random() >= self._share]
+        return [
+            r
+            for r in replies
+            if r.metadata.message_type != "train" or self._rng.random() >= self._share
+        ]
 
 
 @dataclass(frozen=True)
@@ -39,4 +43,6 @@ def try_dropout(share: float, seed: int, rounds: int = 10) -> Dropped:
     fleet = SmallFleet(devices=10, rounds=rounds, seed=seed, options=OPTIONS)
     strategy = fleet.strategy()
     outcomes = list(strategy.rounds(DroppingGrid(fleet.grid(), share, seed), rounds))
-    return Dropped(fleet.accuracy(strategy), len(outcomes), max(outcome.seconds for outcome in outcomes))
+    return Dropped(
+        fleet.accuracy(strategy), len(outcomes), max(outcome.seconds for outcome in outcomes)
+    )

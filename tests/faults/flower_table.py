@@ -21,9 +21,7 @@ SEEDS, ROUNDS = range(5), 30
 def server_kills(scale: float) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         tally = try_kills(Path(folder), kills=int(200 * scale))
-    found = (
-        f"{tally.kills} kills over {tally.runs} runs, {tally.lost} rounds lost, {tally.identical} of {tally.runs} runs"
-    )
+    found = f"{tally.kills} kills over {tally.runs} runs, {tally.lost} rounds lost, {tally.identical} of {tally.runs} runs"
     return (
         "`kill -9` of the server at random points, its state without a SuperLink",
         "no saved round lost, the same bits at the end",
@@ -35,7 +33,12 @@ def server_kills(scale: float) -> Row:
 def served_kills(_scale: float) -> Row:
     what = "`kill -9` of the ServerApp, then of `fedkeep serve` with its SuperLink, 2 SuperNodes, TLS and keys"
     passed, said = _pytest("tests/flower/test_real_resume.py")
-    return what, "resumes, the same bits at the end", f"2 kills, {'the same bits' if passed else said}", passed
+    return (
+        what,
+        "resumes, the same bits at the end",
+        f"2 kills, {'the same bits' if passed else said}",
+        passed,
+    )
 
 
 def device_kills(scale: float) -> Row:
@@ -68,13 +71,20 @@ def dropouts(scale: float) -> Row:
         stalled += sum(rounds - run.rounds for run in runs)
         told.append(f"{np.mean([run.accuracy for run in runs]):.3f}")
     what = f"0, 10, 30, 50 % of the replies lost, {rounds} rounds, {len(SEEDS)} seeds"
-    return what, "0 stalled rounds", f"accuracy {', '.join(told)}; {stalled} stalled rounds", not stalled
+    return (
+        what,
+        "0 stalled rounds",
+        f"accuracy {', '.join(told)}; {stalled} stalled rounds",
+        not stalled,
+    )
 
 
 def _pytest(path: str, **environment: str) -> tuple[bool, str]:
     """Whether the tests of a file pass, and pytest's last line without the time."""
     command = [sys.executable, "-m", "pytest", "--quiet", "--color=no", path]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         print(done.stdout[-3000:], file=sys.stderr)
     last = done.stdout.strip().splitlines()[-1]

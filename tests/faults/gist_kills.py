@@ -8,7 +8,11 @@ import numpy as np
 from fedkeep.core.types import LocalTraining, TrainOrder
 from tests.agent.builders import AssembledAgent, feed, make_agent
 
-TABLES = {"policy": {"name": "draw"}, "gist": {"name": "local", "encoding": "int8"}, "store": {"budget": 130_000}}
+TABLES = {
+    "policy": {"name": "draw"},
+    "gist": {"name": "local", "encoding": "int8"},
+    "store": {"budget": 130_000},
+}
 
 
 def opened(folder: Path) -> AssembledAgent:
@@ -26,7 +30,11 @@ def main(folder: Path) -> None:
     round_, _ = participations(assembly)
     while True:
         feed(assembly.agent, 1000 * round_, 20)
-        model = np.random.default_rng(round_).standard_normal(assembly.agent.device.learner.size).astype(np.float32)
+        model = (
+            np.random.default_rng(round_)
+            .standard_normal(assembly.agent.device.learner.size)
+            .astype(np.float32)
+        )
         assembly.agent.participate(TrainOrder(round_, model, None, LocalTraining(0.1, 2)))
         round_ += 1
         print(round_, flush=True)

@@ -96,7 +96,9 @@ def damaged_npz(rng: np.random.Generator, path: Path) -> None:
     image = bytearray(path.read_bytes())
     for _ in range(int(rng.integers(1, 30))):
         image[int(rng.integers(len(image)))] = int(rng.integers(256))
-    path.write_bytes(bytes(image[: int(rng.integers(len(image)))]) if rng.random() < 0.2 else bytes(image))
+    path.write_bytes(
+        bytes(image[: int(rng.integers(len(image)))]) if rng.random() < 0.2 else bytes(image)
+    )
 
 
 def sound_json(id_: int) -> bytes:
@@ -149,7 +151,10 @@ def _socket(folder: Path, count: int) -> Source:
         rng = np.random.default_rng(0)
         for start in range(0, count, 50):
             _send(address, [frame(rng) for _ in range(start, min(count, start + 50))])
-        payloads = [msgspec.msgpack.encode(msgspec.json.decode(sound_json(_FIRST_ID + i))) for i in range(SOUND)]
+        payloads = [
+            msgspec.msgpack.encode(msgspec.json.decode(sound_json(_FIRST_ID + i)))
+            for i in range(SOUND)
+        ]
         _send(address, [struct.pack(">I", len(p)) + p for p in payloads])
 
     threading.Thread(target=send, daemon=True).start()
@@ -224,7 +229,9 @@ class _Mqtt:
         for payload in (json_line(rng) for _ in range(self._count)):
             self._source._take(client, None, SimpleNamespace(payload=payload, mid=1, qos=1))
         for i in range(SOUND):
-            self._source._take(client, None, SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1))
+            self._source._take(
+                client, None, SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1)
+            )
 
 
 KINDS: dict[str, Callable[[Path, int], Any]] = {
@@ -263,7 +270,9 @@ def besiege(kind: str, folder: Path, count: int) -> Siege:
     agent.commit()
     held = set(agent.store.stored().batch.ids.tolist())
     siege.failures += len(errors) + (not wanted <= held)
-    siege.refused = sum(n for name, n in agent.counters.counts().items() if name.startswith("refused."))
+    siege.refused = sum(
+        n for name, n in agent.counters.counts().items() if name.startswith("refused.")
+    )
     source.close()
     assembly.disk.close()
     return siege

@@ -64,7 +64,9 @@ class Tally:
 
 def _fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child touches no thread of the parent's
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # the child touches no thread of the parent's
         return os.fork()
 
 
@@ -84,7 +86,12 @@ def _run_child(path: Path, point: str | None, rng: np.random.Generator) -> int:
     if pid == 0:
         try:
             size = LAYOUT.geometry.size
-            _live(DyingDisk(path, size, point, int(rng.integers(1, 4))) if point else FileDisk(path, size), writer)
+            _live(
+                DyingDisk(path, size, point, int(rng.integers(1, 4)))
+                if point
+                else FileDisk(path, size),
+                writer,
+            )
         finally:
             os._exit(1)
     os.close(writer)
@@ -97,7 +104,9 @@ def _run_child(path: Path, point: str | None, rng: np.random.Generator) -> int:
     os.close(reader)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status), f"the child ended by itself at {point}"
-    return int.from_bytes(acks[len(acks) - len(acks) % 8 - 8 :][:8], "little") if len(acks) >= 8 else 0
+    return (
+        int.from_bytes(acks[len(acks) - len(acks) % 8 - 8 :][:8], "little") if len(acks) >= 8 else 0
+    )
 
 
 def try_kills(path: Path, kills: int, seed: int = 0) -> Tally:

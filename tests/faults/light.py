@@ -35,9 +35,13 @@ def judge(run: Scripted, acknowledged: set[int], losses: Losses) -> None:
     places of one batch: of two newcomers a crash may leave the one that replaced it, and not the other."""
     held = run.store.stored().batch
     losses.tried += 1
-    losses.wrong += sum(not np.array_equal(x, sample(i)) for x, i in zip(held.x, held.ids.tolist(), strict=True))
+    losses.wrong += sum(
+        not np.array_equal(x, sample(i)) for x, i in zip(held.x, held.ids.tolist(), strict=True)
+    )
     room, ids = int(run.quotas[0]), held.ids
-    for id_ in {step * BATCH + i for step in acknowledged for i in range(BATCH)} - set(ids.tolist()):
+    for id_ in {step * BATCH + i for step in acknowledged for i in range(BATCH)} - set(
+        ids.tolist()
+    ):
         region = ids[ids % REGIONS == id_ % REGIONS]
         losses.lost += int((region > id_).sum()) < room - BATCH // REGIONS
 

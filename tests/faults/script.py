@@ -5,8 +5,8 @@ import numpy as np
 from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import StoreLayout, StoreOptions, plan
 from fedkeep.agent.record import AgeClock, DecisionLog, SampleForm, Verdict
+from fedkeep.agent.store_file import StoreLayout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
@@ -50,12 +50,18 @@ class Scripted:
     """A store that walks through the script and commits after every step."""
 
     def __init__(
-        self, disk: FileDisk, layout: StoreLayout = LAYOUT, form: SampleForm = FORM, after_use: AfterUse = AfterUse()
+        self,
+        disk: FileDisk,
+        layout: StoreLayout = LAYOUT,
+        form: SampleForm = FORM,
+        after_use: AfterUse = AfterUse(),
     ) -> None:
         self.file = CellFile(disk, layout.geometry)
         self.quotas: IntArray = np.full(REGIONS, layout.capacity // REGIONS)
         index = MemoryStore(self.quotas, after_use)
-        self.store = DurableStore(self.file, index, form, DecisionLog(64, "ode"), AgeClock(), layout.capacity)
+        self.store = DurableStore(
+            self.file, index, form, DecisionLog(64, "ode"), AgeClock(), layout.capacity
+        )
         self.step = 0
 
     def format(self, geometry: Geometry = LAYOUT.geometry) -> None:
@@ -70,7 +76,9 @@ class Scripted:
     def _adopt(self, state: State) -> None:
         self.store.restore({"quotas": self.quotas})
         self.step = int(state.get("step", np.array(0)))
-        self.store.log.restore({n.removeprefix("log."): a for n, a in state.items() if n.startswith("log.")})
+        self.store.log.restore(
+            {n.removeprefix("log."): a for n, a in state.items() if n.startswith("log.")}
+        )
 
     def advance(self) -> bool:
         """Takes the next step without committing it; True if something must be wiped."""
@@ -99,7 +107,15 @@ class Scripted:
     def digest(self) -> bytes:
         """All that a reader could see."""
         held = self.store.stored()
-        columns = (held.batch.x, held.batch.y, held.batch.ids, held.regions, held.scores, held.arrivals, held.uses)
+        columns = (
+            held.batch.x,
+            held.batch.y,
+            held.batch.ids,
+            held.regions,
+            held.scores,
+            held.arrivals,
+            held.uses,
+        )
         return b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
 
 

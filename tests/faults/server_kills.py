@@ -68,7 +68,9 @@ def _main(directory: Path, kills: int, run: Run) -> Tally:
     tally, rng = Tally(), np.random.default_rng(0)
     expected, began = _reference(run), time.monotonic()
     list(_server(directory / "whole", None, run))
-    longest = (time.monotonic() - began) / 3  # a server lives for a third of a run at most, however fast the machine
+    longest = (
+        time.monotonic() - began
+    ) / 3  # a server lives for a third of a run at most, however fast the machine
     while tally.kills < kills:
         home = directory / f"run-{tally.runs}"
         _play_under_fire(home, kills, tally, rng, run, longest)
@@ -77,7 +79,9 @@ def _main(directory: Path, kills: int, run: Run) -> Tally:
     return tally
 
 
-def _play_under_fire(home: Path, kills: int, tally: Tally, rng: np.random.Generator, run: Run, longest: float) -> None:
+def _play_under_fire(
+    home: Path, kills: int, tally: Tally, rng: np.random.Generator, run: Run, longest: float
+) -> None:
     """One run to its end, its server killed again and again on the way."""
     saved = 0
     while not (home / "model.npy").exists():
@@ -130,4 +134,8 @@ def _reference(run: Run) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_main(Path(sys.argv[1]), int(sys.argv[2]), Run(secure="--secure" in sys.argv)))))
+    print(
+        json.dumps(
+            asdict(_main(Path(sys.argv[1]), int(sys.argv[2]), Run(secure="--secure" in sys.argv)))
+        )
+    )

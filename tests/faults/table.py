@@ -14,9 +14,13 @@ Measure = Callable[[float], Row]
 def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Measure]]) -> None:
     """Measures the rows that the command line asks for and writes the page; exits 1 if one missed its target."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--quick", action="store_true", help="a twentieth of everything, to see that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="a twentieth of everything, to see that it runs"
+    )
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--only", nargs="*", metavar="ROW", choices=[name for name, _ in rows], help="these rows")
+    parser.add_argument(
+        "--only", nargs="*", metavar="ROW", choices=[name for name, _ in rows], help="these rows"
+    )
     options = parser.parse_args()
     lines = dict.fromkeys((name for name, _ in rows), "")
     lines.update(_written(options.out, list(lines)) if options.only else {})
@@ -29,7 +33,9 @@ def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Meas
         missed = missed or not met
         print(f"{what:60} {found}  [{time.monotonic() - start:.0f} s]", flush=True)
         lines[name] = f"| {what} | {target} | {found} | {'met' if met else '**missed**'} |"
-        options.out.write_text("\n".join([*_head(title, about), *filter(None, lines.values())]) + "\n", "utf-8")
+        options.out.write_text(
+            "\n".join([*_head(title, about), *filter(None, lines.values())]) + "\n", "utf-8"
+        )
     raise SystemExit(1 if missed else 0)
 
 
@@ -39,5 +45,7 @@ def _head(title: str, about: str) -> list[str]:
 
 def _written(path: Path, names: list[str]) -> dict[str, str]:
     """The rows of an earlier run, by the functions that made them; they stand in the same order."""
-    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][1:]
+    rows = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ][1:]
     return dict(zip(names, rows, strict=True))

@@ -15,7 +15,9 @@ PAUSE = 0.3
 """Seconds between two rounds, in which the streams go on."""
 
 
-def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, arrivals: float) -> float:
+def accuracy_with(
+    policy: str, directory: Path, *, devices: int, rounds: int, arrivals: float
+) -> float:
     """The accuracy after `rounds` of agents with this policy, to each of which `arrivals` samples come a round.
 
     Agents, streams, strategy and messages are those of a deployment; only Flower's processes are not there, which
@@ -23,7 +25,10 @@ def accuracy_with(policy: str, directory: Path, *, devices: int, rounds: int, ar
     """
     config = app_config(task__devices=devices, train__rounds=rounds, policy__name=policy)
     with LocalFleet(Deployment(directory, insecure=True)) as fleet:
-        sockets = [start_agent(fleet, number, devices, policy, arrivals / PAUSE) for number in range(devices)]
+        sockets = [
+            start_agent(fleet, number, devices, policy, arrivals / PAUSE)
+            for number in range(devices)
+        ]
         for number, socket in enumerate(sockets):
             wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
         nodes = [make_node(number, app, config) for number in range(devices)]

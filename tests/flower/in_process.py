@@ -30,7 +30,11 @@ def make_node(
 ) -> InProcessNode:
     """Node `number`, which says of itself that it is device `number`."""
     context = Context(
-        run_id=1, node_id=1000 + number, node_config={"device": number}, state=RecordDict(), run_config=run_config
+        run_id=1,
+        node_id=1000 + number,
+        node_config={"device": number},
+        state=RecordDict(),
+        run_config=run_config,
     )
     return InProcessNode(context.node_id, app, f"key of node {number}".encode(), context)
 
@@ -53,7 +57,12 @@ class InProcessGrid(Grid):
         raise AttributeError("a grid in this process has no run")
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -69,7 +78,9 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self._replies.pop(key) for key in list(message_ids) if key in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
     def _push(self, message: Message) -> str:
@@ -88,5 +99,6 @@ def _answer(node: InProcessNode, message: Message) -> Message:
         return node.app(message, node.context)
     except Exception as error:  # noqa: BLE001 - any failure of a node is the node's
         return Message(
-            Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"), reply_to=message
+            Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}"),
+            reply_to=message,
         )

@@ -18,7 +18,7 @@ from fedkeep.core.types import Vector
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.deploy.local_fleet import LocalFleet, free_port
-from fedkeep.sim.assembly import lay_ground
+from fedkeep.sim.assembly import simulation_context
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
 if str(APP) not in sys.path:
@@ -46,7 +46,9 @@ class RealFleet(LocalFleet):
         self._nodes: dict[str, tuple[Mapping[str, str | int], tuple[str, ...]]] = {}
 
     @classmethod
-    def private(cls, root: Path, nodes: int, *, host: str = "127.0.0.1", insecure: bool = False) -> "RealFleet":
+    def private(
+        cls, root: Path, nodes: int, *, host: str = "127.0.0.1", insecure: bool = False
+    ) -> "RealFleet":
         """A fleet of its own on free ports, with fresh keys for nodes `node-0`, `node-1`, ..."""
         names = [f"node-{number}" for number in range(nodes)]
         provision(root, [host, "localhost"], names)
@@ -95,7 +97,7 @@ def app_accuracy(model: Vector, config: UserConfig) -> float:
     """The share of all simulated devices' test samples that a model of the example gets right."""
     from fedkeep_app.task import experiment_of
 
-    ground = lay_ground(experiment_of(config))
+    ground = simulation_context(experiment_of(config))
     test = ground.data.pooled_test
     return float(np.mean(np.argmax(ground.learner.logits(model, test.x), axis=1) == test.y))
 
@@ -113,7 +115,9 @@ def saved_round(database: Path, run: str = "default") -> int:
     with suppress(sqlite3.OperationalError):
         connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
         try:
-            found = connection.execute("SELECT round FROM fedkeep_runs WHERE run = ?", (run,)).fetchone()
+            found = connection.execute(
+                "SELECT round FROM fedkeep_runs WHERE run = ?", (run,)
+            ).fetchone()
         finally:
             connection.close()
         return -1 if found is None else int(found[0])
@@ -137,7 +141,12 @@ def start_nodes(fleet: RealFleet, nodes: int, **settings: str) -> None:
 
 
 def start_agent(
-    fleet: LocalFleet, number: int, devices: int, policy: str = "ode", rate: float = 20.0, extra: str = ""
+    fleet: LocalFleet,
+    number: int,
+    devices: int,
+    policy: str = "ode",
+    rate: float = 20.0,
+    extra: str = "",
 ) -> Path:
     """Starts, or starts again on the same store, the agent of a device; returns its socket.
 
@@ -147,16 +156,26 @@ def start_agent(
     home.mkdir(exist_ok=True)
     socket = home / "a.sock"
     config = (APP / "agent.toml").read_text()
-    config = config.replace('"fedkeep.sock"', f'"{socket}"').replace('"fedkeep.store"', f'"{home}/samples.store"')
+    config = config.replace('"fedkeep.sock"', f'"{socket}"').replace(
+        '"fedkeep.store"', f'"{home}/samples.store"'
+    )
     (home / "agent.toml").write_text(extra + config.replace('name = "ode"', f'name = "{policy}"'))
-    environment = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(devices), "FEDKEEP_RATE": str(rate)}
+    environment = {
+        "FEDKEEP_DEVICE": str(number),
+        "FEDKEEP_DEVICES": str(devices),
+        "FEDKEEP_RATE": str(rate),
+    }
     command = [sys.executable, "-m", "fedkeep.agent", str(home / "agent.toml")]
-    fleet.start(f"agent-{number}", command, {**environment, "PYTHONPATH": os.pathsep.join([str(APP), *sys.path])})
+    fleet.start(
+        f"agent-{number}",
+        command,
+        {**environment, "PYTHONPATH": os.pathsep.join([str(APP), *sys.path])},
+    )
     return socket
 
 
 def agent_answers(socket: Path) -> bool:
-    from fedkeep.link.client import AgentClient, AgentUnreachableError
+    from fedkeep.protocol.client import AgentClient, AgentUnreachableError
 
     try:
         with AgentClient(str(socket), timeout=10) as agent:

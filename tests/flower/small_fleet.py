@@ -10,6 +10,7 @@ import numpy as np
 from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message
 
+from fedkeep.config.experiment import Experiment, resolve
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, State
 from fedkeep.flower.client_app import make_client_app
@@ -18,9 +19,8 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.privacy.sum_book import SumBook
+from fedkeep.privacy.secagg.server import SecureAggregationServer
 from fedkeep.sim.assembly import Assembly, assemble
-from fedkeep.sim.experiment import Experiment, resolve
 from fedkeep.sim.fleet import FullFleet, SimulatedFleet
 from tests.flower.in_process import InProcessGrid, make_node
 
@@ -72,8 +72,20 @@ class SmallFleet:
 
     @cached_property
     def experiment(self) -> Experiment:
-        task = {"name": "embedded", "devices": self.devices, "smallest": 60, "largest": 120, "features": 8, "labels": 4}
-        train = {"rounds": self.rounds, "participation": self.options.participation, "learning_rate": 0.1, "epochs": 2}
+        task = {
+            "name": "embedded",
+            "devices": self.devices,
+            "smallest": 60,
+            "largest": 120,
+            "features": 8,
+            "labels": 4,
+        }
+        train = {
+            "rounds": self.rounds,
+            "participation": self.options.participation,
+            "learning_rate": 0.1,
+            "epochs": 2,
+        }
         stream = {"rounds_per_pass": 10}
         rest = {"policy": {"name": self.policy}, "storage": {"capacity": 6}, "seed": self.seed}
         return resolve({"task": task, "train": train, "stream": stream, **rest, **self.table})
@@ -86,7 +98,9 @@ class SmallFleet:
     @cached_property
     def apps(self) -> dict[int, App]:
         """The ClientApp of every device; replace one to make a device misbehave."""
-        return {number: make_client_app(partial(self._open, number)) for number in range(self.devices)}
+        return {
+            number: make_client_app(partial(self._open, number)) for number in range(self.devices)
+        }
 
     def grid(self) -> InProcessGrid:
         return InProcessGrid(make_node(number, app, {}) for number, app in self.apps.items())
@@ -101,7 +115,11 @@ class SmallFleet:
         parts = assemble(self.experiment, self._parts.data)
         parts.server.plan = None
         privacy = self.experiment.privacy
-        sums = SumBook(parts.server, privacy, parts.server.gradient_size) if privacy.secure_sum else None
+        sums = (
+            SecureAggregationServer(parts.server, privacy, parts.server.gradient_size)
+            if privacy.secure_sum
+            else None
+        )
         return FedkeepStrategy(parts.server, options or self.options, store, sums, planner)
 
     def device(self, number: int) -> CatchUpDevice:
@@ -125,7 +143,9 @@ class SmallFleet:
     def memories(self) -> dict[int, DeviceMemory]:
         if self.directory is None:
             return {number: DictMemory() for number in range(self.devices)}
-        return {number: DeviceMemory(self.directory / f"{number}.npz") for number in range(self.devices)}
+        return {
+            number: DeviceMemory(self.directory / f"{number}.npz") for number in range(self.devices)
+        }
 
     @cached_property
     def _living(self) -> dict[int, CatchUpDevice]:
@@ -141,4 +161,6 @@ class SmallFleet:
         arrivals = partial(self._parts.stream.arrivals, number)
         test = self._parts.data.test_batch(number)
         privacy, noise = self.experiment.privacy, self.noises[number]
-        return CatchUpDevice(fleet.device(number), arrivals, test, self.memories[number], privacy, noise)
+        return CatchUpDevice(
+            fleet.device(number), arrivals, test, self.memories[number], privacy, noise
+        )

@@ -11,12 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.screening import Limits, screen_report
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder
 from fedkeep.flower import codec
-from fedkeep.link.messages import DeviceRequest, Evaluated, Participate, Profiled, Reported, Request, Vitals
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.protocol.messages import (
+    DeviceRequest,
+    DeviceStats,
+    Evaluated,
+    Participate,
+    Profiled,
+    Reported,
+    Request,
+)
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
 MODEL, GRADIENT, REGIONS = 4, 3, 2
 _vector = arrays(np.float32, 4, elements=st.floats(width=32))
@@ -37,11 +45,20 @@ def test_an_order_survives_the_wire(
     model: np.ndarray, direction: np.ndarray | None, batch: int | None, accepted: int | None
 ) -> None:
     plan = Assignment(np.array([1, 0, 2]), np.array([0.5, 0.0, 1e300]), 0.25)
-    order = TrainOrder(7, model, direction, LocalTraining(0.1, 2, batch, 0.01), accepted, plan if accepted else None)
+    order = TrainOrder(
+        7,
+        model,
+        direction,
+        LocalTraining(0.1, 2, batch, 0.01),
+        accepted,
+        plan if accepted else None,
+    )
     back = codec.decode(_over_the_wire(codec.encode(Participate(order))), DeviceRequest).order
     assert back.model.tobytes() == model.tobytes()
     assert (back.direction is None) == (direction is None)
-    assert direction is None or (back.direction is not None and back.direction.tobytes() == direction.tobytes())
+    assert direction is None or (
+        back.direction is not None and back.direction.tobytes() == direction.tobytes()
+    )
     assert (back.round, back.local, back.accepted_round) == (7, order.local, accepted)
     assert (back.assignment is None) == (order.assignment is None)
     if back.assignment is not None:
@@ -64,24 +81,31 @@ def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) 
 
 def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
-    profile, device, name = codec.decode_profile(_over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), REGIONS)
-    assert (profile.capacity, profile.velocity.tolist(), device, name) == (10, [0.5, 1.5], 4, "hall")
+    profile, device, name = codec.decode_profile(
+        _over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), REGIONS
+    )
+    assert (profile.capacity, profile.velocity.tolist(), device, name) == (
+        10,
+        [0.5, 1.5],
+        4,
+        "hall",
+    )
 
 
 @pytest.mark.parametrize(
     "vitals",
     [
-        Vitals(3, (1, 2), arrivals=2**63),
-        Vitals(-1, ()),
-        Vitals(3, (2**60,)),
-        Vitals(3, (1, 2), gist=(0.5, np.nan, 3.0, 0.1)),
-        Vitals(3, (1, 2), epsilon_spent=np.inf),
+        DeviceStats(3, (1, 2), arrivals=2**63),
+        DeviceStats(-1, ()),
+        DeviceStats(3, (2**60,)),
+        DeviceStats(3, (1, 2), gist=(0.5, np.nan, 3.0, 0.1)),
+        DeviceStats(3, (1, 2), epsilon_spent=np.inf),
     ],
 )
-def test_what_a_record_could_not_hold_is_refused(vitals: Vitals) -> None:
-    sound = Evaluated(4, 2.0, 3, vitals=Vitals(3, (1, 2), gist=(0.5, 0.9, 30.0, 0.1)))
+def test_what_a_record_could_not_hold_is_refused(vitals: DeviceStats) -> None:
+    sound = Evaluated(4, 2.0, 3, vitals=DeviceStats(3, (1, 2), gist=(0.5, 0.9, 30.0, 0.1)))
     assert codec.decode_evaluation(codec.encode(sound)) == sound
-    with pytest.raises(RefusedError, match="bad-evaluation"):
+    with pytest.raises(RejectedError, match="bad-evaluation"):
         codec.decode_evaluation(codec.encode(Evaluated(4, 2.0, 3, vitals=vitals)))
 
 
@@ -104,7 +128,12 @@ def _said(content: RecordDict, name: str, value: object) -> RecordDict:
 
 
 def _head(content: RecordDict, head: object) -> RecordDict:
-    return RecordDict({codec.ARRAYS: content[codec.ARRAYS], codec.HEAD: ConfigRecord({"head": head})})  # type: ignore[dict-item]
+    return RecordDict(
+        {
+            codec.ARRAYS: content[codec.ARRAYS],
+            codec.HEAD: ConfigRecord({"head": head}),  # type: ignore[dict-item]
+        }
+    )
 
 
 def _head_of(content: RecordDict) -> bytes:
@@ -141,7 +170,11 @@ _BAD: list[tuple[str, str, Callable[[RecordDict], RecordDict]]] = [
     ("damaged head", "malformed", lambda c: _head(c, _head_of(c)[:-3])),
     ("extra record", "wrong-records", lambda c: RecordDict({**c, "more": ConfigRecord({})})),
     ("empty", "wrong-records", lambda c: RecordDict({})),
-    ("swapped", "wrong-records", lambda c: RecordDict({codec.ARRAYS: c[codec.HEAD], codec.HEAD: c[codec.ARRAYS]})),
+    (
+        "swapped",
+        "wrong-records",
+        lambda c: RecordDict({codec.ARRAYS: c[codec.HEAD], codec.HEAD: c[codec.ARRAYS]}),
+    ),
 ]
 
 
@@ -152,8 +185,10 @@ def _receive(content: RecordDict) -> None:
 
 
 @pytest.mark.parametrize(("reason", "spoil"), [pytest.param(r, s, id=n) for n, r, s in _BAD])
-def test_a_malformed_report_is_refused(reason: str, spoil: Callable[[RecordDict], RecordDict]) -> None:
-    with pytest.raises(RefusedError) as refused:
+def test_a_malformed_report_is_refused(
+    reason: str, spoil: Callable[[RecordDict], RecordDict]
+) -> None:
+    with pytest.raises(RejectedError) as refused:
         _receive(_over_the_wire(spoil(codec.encode(Reported(_report())))))
     assert refused.value.reason == reason
 
@@ -162,21 +197,23 @@ def test_a_shape_that_promises_the_moon_allocates_nothing() -> None:
     told = codec.encode(Reported(_report()))
     moon = _head_of(told).replace(b"\x93\x00\xa3<f4\x91\x04", b"\x93\x00\xa3<f4\x91\x7f")
     assert moon != _head_of(told)
-    with pytest.raises(RefusedError, match="16 bytes do not make an array"):
+    with pytest.raises(RejectedError, match="16 bytes do not make an array"):
         codec.decode_report(_head(told, moon), MODEL + GRADIENT)
 
 
 def test_orders_share_their_model() -> None:
     model = np.ones(1000, dtype=np.float32)
     orders = [TrainOrder(0, model, None, LocalTraining(0.1, 1), accepted) for accepted in (None, 3)]
-    first, second = (c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate, orders)))
+    first, second = (
+        c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate, orders))
+    )
     assert first.data is second.data
 
 
 @settings(deadline=None)
 @given(payload=st.binary(max_size=200))
 def test_no_bytes_on_a_socket_do_more_than_be_refused(payload: bytes) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedError):
         from_bytes(payload, Request)
 
 

@@ -62,7 +62,9 @@ def test_again_adds_nodes_and_keeps_identities(tmp_path: Path) -> None:
     first = provision(tmp_path, ["h"], ["node-0"])
     before = [path.read_bytes() for path in (first.ca_certificate, first.node_key("node-0"))]
     again = provision(tmp_path, ["h"], ["node-0", "node-1"])
-    assert [path.read_bytes() for path in (again.ca_certificate, again.node_key("node-0"))] == before
+    assert [
+        path.read_bytes() for path in (again.ca_certificate, again.node_key("node-0"))
+    ] == before
     assert again.nodes() == ["node-0", "node-1"]
 
 
@@ -82,10 +84,15 @@ def test_the_printed_lines_are_secure(tmp_path: Path) -> None:
 
 def test_the_printed_lines_lead_from_the_server_to_a_run(tmp_path: Path) -> None:
     provision(tmp_path, ["h"], ["node-0"])
-    far, near = (Deployment(tmp_path, host).instructions(["node-0"]) for host in ("fleet.example", "127.0.0.1"))
+    far, near = (
+        Deployment(tmp_path, host).instructions(["node-0"])
+        for host in ("fleet.example", "127.0.0.1")
+    )
     programs = [line.split()[0] for line in far.splitlines() if line and not line.startswith("#")]
     assert programs == ["export", "flower-superlink", "flwr", "export", "flower-supernode", "flwr"]
-    assert "--root-certificates ca.crt --auth-supernode-private-key node-0" in far, "as the device has them"
+    assert "--root-certificates ca.crt --auth-supernode-private-key node-0" in far, (
+        "as the device has them"
+    )
     assert f"--root-certificates {tmp_path}/ca.crt" in near, "as they lie on this machine"
     assert far.splitlines()[-1].startswith("flwr run . fedkeep --run-config 'state.url=")
 

@@ -13,10 +13,10 @@ import pytest
 from flwr.app import Context, Message
 from flwr.app.user_config import UserConfig
 
-from fedkeep.core.coordination import Greedy, Uncoordinated
-from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
+from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.planning.greedy import Greedy, Uncoordinated
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower import codec
@@ -28,7 +28,7 @@ from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder import service as planning
 from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal, unseal
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.link.messages import AskProfile, Profiled, ProfileRequest
+from fedkeep.protocol.messages import AskProfile, Profiled, ProfileRequest
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 from tests.keyholder.holder_process import HolderProcess
@@ -82,9 +82,11 @@ def plain_plan(fleet: SmallFleet, *leavers: int) -> Plan:
     """What greedy plans from the same profiles in the clear."""
     clear = SmallFleet(devices=fleet.devices, seed=fleet.seed)
     profiles = {d: clear.restarted(d).profile() for d in range(fleet.devices)}
-    plan = GREEDY.plan(Fleet.of(profiles))
+    plan = GREEDY.plan(FleetProfiles.of(profiles))
     if leavers:
-        plan = GREEDY.replan(plan, Fleet.of({d: p for d, p in profiles.items() if d not in leavers}))
+        plan = GREEDY.replan(
+            plan, FleetProfiles.of({d: p for d, p in profiles.items() if d not in leavers})
+        )
     return plan
 
 
@@ -96,17 +98,23 @@ def assert_same(plan: Plan | None, plain: Plan) -> None:
     assert plan.mass_per_slot == plain.mass_per_slot
 
 
-def test_the_plan_equals_the_plain_one_and_rounds_are_played(made: Path, running: HolderProcess) -> None:
+def test_the_plan_equals_the_plain_one_and_rounds_are_played(
+    made: Path, running: HolderProcess
+) -> None:
     fleet = sealed(made)
     strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
     outcomes = list(strategy.rounds(fleet.grid(), 3))
     assert_same(strategy.server.plan, plain_plan(fleet))
     assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
     assert not any(outcome.refusals for outcome in outcomes)
-    assert np.isnan(strategy._membership.entries[0].profile.velocity).all(), "the server knows no velocity"
+    assert np.isnan(strategy._membership.entries[0].profile.velocity).all(), (
+        "the server knows no velocity"
+    )
 
 
-def test_with_secure_sums_the_server_sees_neither_profile_nor_report(made: Path, running: HolderProcess) -> None:
+def test_with_secure_sums_the_server_sees_neither_profile_nor_report(
+    made: Path, running: HolderProcess
+) -> None:
     fleet = sealed(made, {"secure_sum": True})
     strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
     before = strategy.server.model.copy()
@@ -125,11 +133,15 @@ class WatchedGrid(InProcessGrid):
 
     def push_messages(self, messages: Any) -> list[str]:
         listed = list(messages)
-        self.asked += [m.metadata.dst_node_id - 1000 for m in listed if m.metadata.message_type == PROFILE]
+        self.asked += [
+            m.metadata.dst_node_id - 1000 for m in listed if m.metadata.message_type == PROFILE
+        ]
         return super().push_messages(listed)
 
 
-def test_devices_come_and_go_and_only_newcomers_are_asked(made: Path, running: HolderProcess) -> None:
+def test_devices_come_and_go_and_only_newcomers_are_asked(
+    made: Path, running: HolderProcess
+) -> None:
     fleet = sealed(made)
     grid = WatchedGrid(fleet.grid())
     away = {node: grid.nodes.pop(node) for node in (1002, 1005)}
@@ -165,7 +177,9 @@ def in_the_clear(fleet: SmallFleet, number: int) -> App:
 
     def app(message: Message, context: Context) -> Message:
         if message.metadata.message_type == PROFILE:
-            return Message(codec.encode(Profiled(clear.restarted(number).profile(), number)), reply_to=message)
+            return Message(
+                codec.encode(Profiled(clear.restarted(number).profile(), number)), reply_to=message
+            )
         return fleet.apps[number](message, context)
 
     return app
@@ -198,7 +212,9 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
 }
 
 
-def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(made: Path, running: HolderProcess) -> None:
+def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(
+    made: Path, running: HolderProcess
+) -> None:
     fleet = sealed(made, devices=4 + len(BAD))
     for number, (change, _) in enumerate(BAD.values(), start=4):
         fleet.apps[number] = tampered(fleet.apps[number], change)
@@ -206,7 +222,9 @@ def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(made
     strategy = fleet.strategy(planner=planner(running))
     outcome = next(strategy.rounds(fleet.grid(), 1))
     refused = {refusal.device % 1000: refusal.reason for refusal in outcome.refusals}
-    assert refused == dict(enumerate(["profile in the clear", *(reason for _, reason in BAD.values())], start=3))
+    assert refused == dict(
+        enumerate(["profile in the clear", *(reason for _, reason in BAD.values())], start=3)
+    )
     assert strategy.server.plan is not None
     assert strategy.server.plan.devices.tolist() == [0, 1, 2]
     assert outcome.summary.accepted
@@ -222,7 +240,9 @@ LIES = {
 }
 
 
-def test_lies_under_the_seal_are_named_and_the_rounds_go_on_without_them(made: Path, running: HolderProcess) -> None:
+def test_lies_under_the_seal_are_named_and_the_rounds_go_on_without_them(
+    made: Path, running: HolderProcess
+) -> None:
     fleet, public = sealed(made, devices=3 + len(LIES)), public_half(open_key(made / "keys"))
 
     def resealed(number: int, lie: Profile, said: dict[str, Any]) -> dict[str, Any]:
@@ -233,14 +253,18 @@ def test_lies_under_the_seal_are_named_and_the_rounds_go_on_without_them(made: P
     strategy, grid = fleet.strategy(planner=planner(running)), WatchedGrid(fleet.grid())
     outcomes = list(strategy.rounds(grid, 3))
     assert {r.device: r.reason for r in outcomes[0].refusals} == dict(enumerate(LIES, start=3))
-    assert not any(outcome.refusals for outcome in outcomes[1:]), "they are named once, and asked again later"
+    assert not any(outcome.refusals for outcome in outcomes[1:]), (
+        "they are named once, and asked again later"
+    )
     assert all(outcome.summary.accepted for outcome in outcomes)
     assert len(grid.asked) == fleet.devices
     assert strategy.server.plan is not None
     assert strategy.server.plan.devices.tolist() == [0, 1, 2]
 
 
-def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_asked(made: Path) -> None:
+def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_asked(
+    made: Path,
+) -> None:
     fleet, public = sealed(made), public_half(open_key(made / "keys"))
     asked = codec.encode(AskProfile(ProfileRequest(public, bytes(16), device=5)))
     grid = fleet.grid()
@@ -249,17 +273,17 @@ def test_a_server_that_asks_for_another_devices_seal_gets_that_of_the_device_ask
     secret = open_key(made / "keys")
     assert device == 2
     assert unseal(secret, bytes(16), 2, said.profile, 4).capacity == 6
-    with pytest.raises(RefusedError, match="broken seal"):
+    with pytest.raises(RejectedError, match="broken seal"):
         unseal(secret, bytes(16), 5, said.profile, 4)
 
 
 def test_a_device_sends_nothing_in_the_clear_nor_under_another_key(made: Path) -> None:
     device = sealed(made).restarted(0)
-    with pytest.raises(RefusedError, match=r"in the clear.*nothing was sent"):
+    with pytest.raises(RejectedError, match=r"in the clear.*nothing was sent"):
         device.profile()
-    with pytest.raises(RefusedError, match=r"another key.*nothing was sent"):
+    with pytest.raises(RejectedError, match=r"another key.*nothing was sent"):
         device.encrypted_profile(ProfileRequest(b"the server's own", bytes(16), 0))
-    with pytest.raises(RefusedError, match=r"no key for it: nothing was sent"):
+    with pytest.raises(RejectedError, match=r"no key for it: nothing was sent"):
         SmallFleet().restarted(0).encrypted_profile(ProfileRequest(b"any", bytes(16), 0))
     with pytest.raises(ConfigError, match=r"needs privacy\.public_key"):
         SmallFleet(table={"privacy": {"encrypted_profiles": True}}).restarted(0)
@@ -273,7 +297,9 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     for asked, reply in exchange.arrived():
         strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
-    assert all(reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies)
+    assert all(
+        reply.has_error() and "nothing was sent" in str(reply.error.reason) for reply in replies
+    )
     assert not strategy._membership.online
 
 
@@ -290,7 +316,10 @@ def _recording(grid: InProcessGrid, replies: list[Message]) -> Any:
 
 
 def test_without_a_key_holder_the_run_waits_and_says_so_then_goes_on(
-    made: Path, own: HolderProcess, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    made: Path,
+    own: HolderProcess,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planning, "_RETRY_SECONDS", 0.2)
     fleet = sealed(made)
@@ -303,7 +332,11 @@ def test_without_a_key_holder_the_run_waits_and_says_so_then_goes_on(
         outcome = next(strategy.rounds(grid, 1))
     finally:
         late.join()
-    waits = [r.getMessage() for r in caplog.records if "no plan from encrypted profiles yet" in r.getMessage()]
+    waits = [
+        r.getMessage()
+        for r in caplog.records
+        if "no plan from encrypted profiles yet" in r.getMessage()
+    ]
     assert len(waits) == 1, "it is said once"
     assert f"the key-holder at 127.0.0.1:{own.port} does not answer" in waits[0]
     assert "nothing in the clear" in waits[0]
@@ -350,7 +383,9 @@ def test_new_keys_are_refused_by_the_devices_and_the_old_plan_stays(
     own.keys = tmp_path / "other"
     own.start()
     grid.nodes[newcomer.node_id] = newcomer
-    refusals = {(r.device, r.detail.split(":")[1].strip()) for _ in range(3) for r in next(rounds).refusals}
+    refusals = {
+        (r.device, r.detail.split(":")[1].strip()) for _ in range(3) for r in next(rounds).refusals
+    }
     assert {device for device, _ in refusals} >= {0, 1, 2, 4, 5}
     assert any("another key" in reason for _, reason in refusals)
     assert strategy.server.plan is not None
@@ -364,7 +399,9 @@ def test_a_resumed_server_asks_nobody_while_the_fleet_is_the_same(
     options = replace(FAST, min_devices=6)
 
     def server() -> FedkeepStrategy:
-        return fleet.strategy(StateStore(str(tmp_path / "state.db"), "run"), options, planner(running))
+        return fleet.strategy(
+            StateStore(str(tmp_path / "state.db"), "run"), options, planner(running)
+        )
 
     first = server()
     list(first.rounds(fleet.grid(), 2))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedkeep.agent.assembly import read_config
-from fedkeep.config import read_toml
+from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.first_fleet import FirstFleet
-from fedkeep.fleet.specification import parse_fleet
+from fedkeep.tables import read_toml
 
 
 def test_specification_and_devices_fit_each_other(tmp_path: Path) -> None:
@@ -20,7 +20,10 @@ def test_specification_and_devices_fit_each_other(tmp_path: Path) -> None:
     agents = [read_config(fleet.home(number) / "agent.toml") for number in fleet.devices()]
     assert fleet.devices() == [0, 1]
     for agent in agents:
-        assert (agent.samples.shape, agent.samples.labels) == (spec.samples.shape, spec.samples.labels)
+        assert (agent.samples.shape, agent.samples.labels) == (
+            spec.samples.shape,
+            spec.samples.labels,
+        )
         assert (agent.model, agent.policy, agent.preset) == (spec.model, spec.policy, spec.preset)
     assert len({agent.agent.socket for agent in agents}) == 2
 

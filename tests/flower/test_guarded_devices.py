@@ -11,15 +11,15 @@ from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 
-from fedkeep.core.errors import ConfigError, DataError, RefusedError
+from fedkeep.core.errors import ConfigError, DataError, RejectedError
 from fedkeep.core.types import LocalTraining, Report, TrainOrder
 from fedkeep.flower.codec import decode
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
-from fedkeep.link.messages import DeviceRequest
-from fedkeep.privacy.ledger import BudgetSpentError, Ledger
+from fedkeep.privacy.accountant import BudgetSpentError, PrivacyLedger
 from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.protocol.messages import DeviceRequest
 from fedkeep.sim.assembly import assemble
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.fleet import SimulatedFleet
@@ -28,7 +28,12 @@ from tests.flower.small_fleet import DictMemory, SmallFleet
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
-ALL: dict[str, Any] = {"epsilon": 3.0, "protect": ["estimator", "model", "profile"], "releases": 6, "model_clip": 0.5}
+ALL: dict[str, Any] = {
+    "epsilon": 3.0,
+    "protect": ["estimator", "model", "profile"],
+    "releases": 6,
+    "model_clip": 0.5,
+}
 TWO: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "releases": 2, "clip": 2.0}
 
 
@@ -39,18 +44,26 @@ def guarded(privacy: dict[str, Any], directory: Path | None = None, **fields: An
 def seeded_like_the_simulator(fleet: SmallFleet) -> InProcessGrid:
     """The fleet's grid, where every device draws the noise that the simulator would draw in that round."""
 
-    def begin(number: int, app: Callable[[Message, Context], Message]) -> Callable[[Message, Context], Message]:
+    def begin(
+        number: int, app: Callable[[Message, Context], Message]
+    ) -> Callable[[Message, Context], Message]:
         def answer(message: Message, context: Context) -> Message:
             is_order = message.metadata.message_type == "train"
-            fleet.noises[number].begin(decode(message.content, DeviceRequest).order.round if is_order else -1)
+            fleet.noises[number].begin(
+                decode(message.content, DeviceRequest).order.round if is_order else -1
+            )
             return app(message, context)
 
         return answer
 
-    return InProcessGrid(make_node(number, begin(number, app), {}) for number, app in fleet.apps.items())
+    return InProcessGrid(
+        make_node(number, begin(number, app), {}) for number, app in fleet.apps.items()
+    )
 
 
-@pytest.mark.parametrize("privacy", [{"epsilon": 2.0, "clip": 0.5}, TWO, ALL], ids=["sample", "device", "all"])
+@pytest.mark.parametrize(
+    "privacy", [{"epsilon": 2.0, "clip": 0.5}, TWO, ALL], ids=["sample", "device", "all"]
+)
 def test_the_same_model_as_a_guarded_simulation(privacy: dict[str, Any], tmp_path: Path) -> None:
     fleet = guarded(privacy, tmp_path, rounds=6)
     strategy = fleet.strategy()
@@ -66,11 +79,13 @@ def test_the_same_model_as_a_guarded_simulation(privacy: dict[str, Any], tmp_pat
 
 def order_for(fleet: SmallFleet, round_: int, accepted: int | None = None) -> TrainOrder:
     model = fleet.strategy().server.model
-    return TrainOrder(round_, model + np.float32(0.01 * round_), None, LocalTraining(0.1, 1), accepted)
+    return TrainOrder(
+        round_, model + np.float32(0.01 * round_), None, LocalTraining(0.1, 1), accepted
+    )
 
 
-def ledger_of(fleet: SmallFleet, number: int = 0) -> Ledger:
-    ledger, prefix = Ledger(), "gate.ledger."
+def ledger_of(fleet: SmallFleet, number: int = 0) -> PrivacyLedger:
+    ledger, prefix = PrivacyLedger(), "gate.ledger."
     state = fleet.memories[number].load()
     ledger.restore({n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)})
     return ledger
@@ -78,7 +93,10 @@ def ledger_of(fleet: SmallFleet, number: int = 0) -> Ledger:
 
 def test_the_budget_is_spent_over_restarts_and_then_nothing_more_is_told(tmp_path: Path) -> None:
     fleet = guarded(TWO, tmp_path)
-    reports = [fleet.restarted(0).participate(order_for(fleet, r, accepted=r - 1 if r else None)) for r in range(4)]
+    reports = [
+        fleet.restarted(0).participate(order_for(fleet, r, accepted=r - 1 if r else None))
+        for r in range(4)
+    ]
     assert [report.local_gradient is not None for report in reports] == [True, True, False, False]
     assert reports[3].samples > 0
     assert ledger_of(fleet).epsilon("device", 1e-5) <= 4.0 * (1 + 1e-6)
@@ -146,7 +164,9 @@ def test_a_crash_at_any_save_never_leaves_a_release_uncharged(save: int, safe: b
     sent = [fleet.restarted(0).participate(order_for(fleet, 0))]
     while True:
         try:
-            sent.append(fleet.restarted(0).participate(order_for(fleet, len(sent), accepted=len(sent) - 1)))
+            sent.append(
+                fleet.restarted(0).participate(order_for(fleet, len(sent), accepted=len(sent) - 1))
+            )
         except BudgetSpentError:
             break
     assert len(sent) <= ledger_of(fleet).snapshot()["releases"][0] == 2
@@ -156,9 +176,13 @@ def test_what_is_not_clipped_is_refused_and_nothing_is_charged() -> None:
     fleet = SmallFleet()
     parts = assemble(fleet.experiment)
     assert isinstance(parts.fleet, SimulatedFleet)
-    arrivals, memory, tight = partial(parts.stream.arrivals, 0), DictMemory(), PrivacyOptions(epsilon=4.0, clip=1e-6)
+    arrivals, memory, tight = (
+        partial(parts.stream.arrivals, 0),
+        DictMemory(),
+        PrivacyOptions(epsilon=4.0, clip=1e-6),
+    )
     device = CatchUpDevice(parts.fleet.device(0), arrivals, parts.data.test_batch(0), memory, tight)
-    with pytest.raises(RefusedError, match="unclipped"):
+    with pytest.raises(RejectedError, match="unclipped"):
         device.participate(order_for(fleet, 0))
     assert not memory.load()["gate.ledger.releases"].any()
 
@@ -186,11 +210,18 @@ def test_a_ledger_lost_with_a_damaged_file_is_not_an_empty_one(tmp_path: Path) -
         ({"privacy.secure-sum": True}, "exclude each other"),
         ({"privacy.epsilon": 0.0}, "epsilon must be"),
         ({"privacy.epsilo": 1.0}, "did you mean"),
-        ({"privacy.epsilon": 1.0, "privacy.when-spent": "absent", "rounds.deterministic": True}, "for ever"),
+        (
+            {"privacy.epsilon": 1.0, "privacy.when-spent": "absent", "rounds.deterministic": True},
+            "for ever",
+        ),
     ],
 )
-def test_the_server_refuses_what_the_devices_privacy_excludes(settings: UserConfig, reason: str) -> None:
-    fleet = SmallFleet(table={"aggregation": {"name": "trimmed"}}, options=RoundOptions(participation=0.5))
+def test_the_server_refuses_what_the_devices_privacy_excludes(
+    settings: UserConfig, reason: str
+) -> None:
+    fleet = SmallFleet(
+        table={"aggregation": {"name": "trimmed"}}, options=RoundOptions(participation=0.5)
+    )
     strategy = fleet.strategy()
     with pytest.raises(ConfigError, match=reason):
         open_strategy(strategy.server, settings)

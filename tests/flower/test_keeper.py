@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.flower import Keeper, Keeping
+from fedkeep.flower import Keeper, KeeperStrategy
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
 from fedkeep.learn.torch_learner import add_to_gradients
 from fedkeep.records import GistLine, read_run
@@ -48,7 +48,9 @@ def make_app(capacity: int = 9, directory: str | None = None) -> ClientApp:
             torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
             optimizer.step()
         metrics = MetricRecord({"num-examples": len(kept)})
-        content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics, **keeper.records()})
+        content = RecordDict(
+            {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics, **keeper.records()}
+        )
         return Message(content, reply_to=msg)
 
     return app
@@ -72,7 +74,7 @@ def test_fedavg_trains_on_what_was_kept_and_directions_go_round() -> None:
         directions.append(DIRECTION in message.content)
         return app(message, context)
 
-    strategy = Keeping(FedAvg(fraction_evaluate=0.0))
+    strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0))
     initial = ArrayRecord(net().state_dict())
     result = strategy.start(make_grid(watched), initial, num_rounds=8)  # type: ignore[arg-type]
     assert accuracy(result.arrays) > max(0.8, accuracy(initial))
@@ -121,8 +123,12 @@ def test_a_sample_offered_again_is_the_same_sample() -> None:
         assert len(keeper.samples()) == 20
 
 
-@pytest.mark.parametrize("bad", [np.full(67, np.nan), np.zeros(3), np.full(67, 1e30), np.zeros((67, 1))])
-def test_a_bad_estimate_is_dropped_and_training_goes_on(bad: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "bad", [np.full(67, np.nan), np.zeros(3), np.full(67, 1e30), np.zeros((67, 1))]
+)
+def test_a_bad_estimate_is_dropped_and_training_goes_on(
+    bad: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
     honest = make_app()
 
     def liar(message: Message, context: Context) -> Message:
@@ -131,7 +137,7 @@ def test_a_bad_estimate_is_dropped_and_training_goes_on(bad: np.ndarray, caplog:
             reply.content[ESTIMATE] = ArrayRecord({"local_gradient": Array(bad.astype(np.float32))})
         return reply
 
-    strategy = Keeping(FedAvg(fraction_evaluate=0.0))
+    strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0))
     result = strategy.start(make_grid(liar), ArrayRecord(net().state_dict()), num_rounds=4)  # type: ignore[arg-type]
     assert np.isfinite(result.arrays["0.weight"].numpy()).all()
     assert "node 1002: estimate refused" in caplog.text
@@ -157,7 +163,9 @@ def test_unsound_samples_are_counted_and_none_is_kept() -> None:
     with opened() as keeper:
         x, y = arrivals(0, 0, 8)
         x[0, 0], x[1, 2] = np.nan, np.inf
-        keeper.offer(x, np.where(np.arange(8) == 2, -3, np.where(np.arange(8) == 3, 7, y)).astype(float))
+        keeper.offer(
+            x, np.where(np.arange(8) == 2, -3, np.where(np.arange(8) == 3, 7, y)).astype(float)
+        )
         keeper.offer(x[4:6], np.array([0.5, 1.0]))
         keeper.offer(np.zeros((2, 6)), [0, 1])
         now = keeper.status()
@@ -199,7 +207,10 @@ def test_nothing_to_offer_is_no_mistake_and_a_tensor_may_be_part_of_a_graph() ->
 
 
 def test_models_that_are_none_are_refused_in_a_sentence() -> None:
-    with opened() as keeper, pytest.raises(ConfigError, match="takes the message, its ArrayRecord or a vector"):
+    with (
+        opened() as keeper,
+        pytest.raises(ConfigError, match="takes the message, its ArrayRecord or a vector"),
+    ):
         keeper.sync(net().state_dict())
     with pytest.raises(ConfigError, match="the function that makes the module"):
         opened(make=net())
@@ -217,7 +228,10 @@ def test_a_keepers_file_of_another_form_is_refused_in_a_sentence(tmp_path: Path)
 
 
 def test_a_model_with_one_output_is_refused_in_a_sentence() -> None:
-    with opened(make=lambda: torch.nn.Linear(5, 1)) as keeper, pytest.raises(ConfigError, match="classifiers only"):
+    with (
+        opened(make=lambda: torch.nn.Linear(5, 1)) as keeper,
+        pytest.raises(ConfigError, match="classifiers only"),
+    ):
         keeper.offer(np.zeros((2, 5)), [0, 1])
 
 
@@ -228,7 +242,9 @@ def test_a_capacity_that_is_none_is_refused(capacity: int) -> None:
 
 
 @pytest.mark.parametrize("last_layers", [1, None])
-def test_batch_norm_is_valued_as_in_evaluation_by_the_statistics_that_came(last_layers: int | None) -> None:
+def test_batch_norm_is_valued_as_in_evaluation_by_the_statistics_that_came(
+    last_layers: int | None,
+) -> None:
     trained = norm_net()
     with torch.no_grad():
         trained[1].running_mean += 0.7  # type: ignore[operator,union-attr,assignment]
@@ -257,15 +273,22 @@ def test_statistics_are_remembered_between_two_messages(tmp_path: Path) -> None:
     again = Keeper.open(context, norm_net, 9, directory=str(tmp_path))
     expected = trained.eval()(torch.tensor(arrivals(0, 1, 4)[0])).detach().numpy()
     vector = np.concatenate([p.detach().numpy().ravel() for p in trained.parameters()])
-    np.testing.assert_allclose(again._learner.logits(vector, arrivals(0, 1, 4)[0]), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        again._learner.logits(vector, arrivals(0, 1, 4)[0]), expected, rtol=1e-5
+    )
 
 
 def test_a_correction_is_added_to_the_gradients_of_the_last_parameters() -> None:
     model, before = net(), net()
     for module in (model, before):
-        torch.autograd.backward(torch.nn.functional.cross_entropy(module(torch.ones(2, 5)), torch.tensor([0, 1])))
+        torch.autograd.backward(
+            torch.nn.functional.cross_entropy(module(torch.ones(2, 5)), torch.tensor([0, 1]))
+        )
     add_to_gradients(model, np.arange(27, dtype=np.float32))
-    changes = [(a.grad - b.grad).numpy().ravel() for a, b in zip(model.parameters(), before.parameters(), strict=True)]  # type: ignore[operator]
+    changes = [
+        (a.grad - b.grad).numpy().ravel()  # type: ignore[operator]
+        for a, b in zip(model.parameters(), before.parameters(), strict=True)
+    ]
     assert not np.concatenate(changes[:2]).any()
     np.testing.assert_allclose(np.concatenate(changes[2:]), np.arange(27), atol=1e-5)
     with pytest.raises(ConfigError, match="does not fit this model"):
@@ -274,17 +297,23 @@ def test_a_correction_is_added_to_the_gradients_of_the_last_parameters() -> None
 
 def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> None:
     record = tmp_path / "keeping.jsonl"
-    strategy = Keeping(FedAvg(fraction_evaluate=0.0), records=str(record))
+    strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0), records=str(record))
     result = strategy.start(make_grid(make_app()), ArrayRecord(net().state_dict()), num_rounds=3)
     said = result.train_metrics_clientapp[3]
-    assert (said["keeper-offered"], said["keeper-stored"], said["keeper-unsound"]) == (4 * 3 * 40, 4 * 9, 0)
+    assert (said["keeper-offered"], said["keeper-stored"], said["keeper-unsound"]) == (
+        4 * 3 * 40,
+        4 * 9,
+        0,
+    )
     assert said["keeper-estimates"] == 4
     run = read_run(record)
     assert [(line.round, line.participants, line.arrivals) for line in run.rounds] == [
         (number, (0, 1, 2, 3), 160) for number in (1, 2, 3)
     ]
     gists = run.of(GistLine)
-    assert [(line.round, line.participations) for line in gists] == [(2, 4), (3, 4)], "after a first model"
+    assert [(line.round, line.participations) for line in gists] == [(2, 4), (3, 4)], (
+        "after a first model"
+    )
     assert gists[-1].worth > 9, "more than the keepers store"
     assert run.end is not None
 
@@ -302,12 +331,23 @@ def test_a_users_own_loop_is_mended_by_the_gist() -> None:
         torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
         if corrected:
             keeper.correct(model)
-        return np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+        return np.concatenate(
+            [p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]
+        )
 
     model = net()
-    x_all, y_all = (np.concatenate(parts) for parts in zip(*(arrivals(0, r, 200) for r in range(2)), strict=True))
-    torch.autograd.backward(torch.nn.functional.cross_entropy(model(torch.tensor(x_all)), torch.tensor(y_all)))
-    stream = np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+    x_all, y_all = (
+        np.concatenate(parts)
+        for parts in zip(*(arrivals(0, r, 200) for r in range(2)), strict=True)
+    )
+    torch.autograd.backward(
+        torch.nn.functional.cross_entropy(model(torch.tensor(x_all)), torch.tensor(y_all))
+    )
+    stream = np.concatenate(
+        [p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]
+    )
     plain, mended = (float(np.linalg.norm(gradient(c) - stream)) for c in (False, True))
     np.testing.assert_allclose(gradient(True) - gradient(False), keeper._correction, atol=1e-6)
-    assert mended < 0.95 * plain, f"nine samples are {plain:.3f} from the stream's gradient, with the gist {mended:.3f}"
+    assert mended < 0.95 * plain, (
+        f"nine samples are {plain:.3f} from the stream's gradient, with the gist {mended:.3f}"
+    )

@@ -13,8 +13,8 @@ import pytest
 from flwr.app.user_config import UserConfig
 
 from fedkeep.flower.state_store import StateStore
-from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import Status
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.messages import Status
 from tests.flower.agent_rounds import accuracy_with
 from tests.flower.real_fleet import (
     APP,
@@ -57,7 +57,9 @@ class Deployed:
         for number, socket in enumerate(self.sockets):
             wait_until(partial(agent_answers, socket), 240, f"the agent of device {number}")
             fleet.start_node(number, {"device": number, "agent-socket": str(socket)})
-        fleet.start("run", [*fleet.deployment.run(APP, {**SETTINGS, "state.url": str(state)}), "--stream"])
+        fleet.start(
+            "run", [*fleet.deployment.run(APP, {**SETTINGS, "state.url": str(state)}), "--stream"]
+        )
 
     def await_round(self, round_: int) -> None:
         def saved() -> bool:
@@ -73,14 +75,20 @@ class Deployed:
     def away(self) -> set[int]:
         """Devices that were killed and have not been let in again."""
         self.fleet.revive_nodes()
-        return {number for number in range(NODES) if len(self.identities(number)) <= self.killed[number]}
+        return {
+            number for number in range(NODES) if len(self.identities(number)) <= self.killed[number]
+        }
 
     def kill(self, number: int) -> None:
         """kill -9 of a device, SuperNode and agent, in the middle of a round; the agent comes back with all it had.
 
         At most one other is away at the time.
         """
-        wait_until(lambda: len(self.away() - {number}) <= 1 and number not in self.away(), 300, f"device {number}")
+        wait_until(
+            lambda: len(self.away() - {number}) <= 1 and number not in self.away(),
+            300,
+            f"device {number}",
+        )
         before = self._status(number)
         self.fleet.kill(f"node-{number}")
         self.fleet.kill(f"agent-{number}")
@@ -95,7 +103,9 @@ class Deployed:
 
     def seconds(self) -> list[float]:
         """What each round took."""
-        return [float(found) for found in re.findall(r"'seconds': ([0-9.]+)", self.fleet.log("run"))]
+        return [
+            float(found) for found in re.findall(r"'seconds': ([0-9.]+)", self.fleet.log("run"))
+        ]
 
     def _status(self, number: int) -> Status:
         with AgentClient(str(self.sockets[number]), timeout=30) as agent:
@@ -124,15 +134,27 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(
         seconds = deployed.seconds()
     assert len(seconds) >= ROUNDS - 1
     learned = saved_accuracy(state)
-    again = partial(accuracy_with, devices=NODES, rounds=len(seconds), arrivals=RATE * sum(seconds) / len(seconds))
-    ode, random = again("ode", tmp_path / "ode"), again("reservoir", tmp_path / "random")
-    measured = (
-        f"{len(seconds)} rounds, the longest {max(seconds):.1f} s, {KILLS} devices killed, accuracy {learned:.3f}"
+    again = partial(
+        accuracy_with,
+        devices=NODES,
+        rounds=len(seconds),
+        arrivals=RATE * sum(seconds) / len(seconds),
     )
+    ode, random = again("ode", tmp_path / "ode"), again("reservoir", tmp_path / "random")
+    measured = f"{len(seconds)} rounds, the longest {max(seconds):.1f} s, {KILLS} devices killed, accuracy {learned:.3f}"
     measured += f"; in one process {ode:.3f}, with a random store {random:.3f}; {time.monotonic() - began:.0f} s in all"
     record_property("measured", measured)
     if FOUND:
-        figures = {"rounds": len(seconds), "kills": KILLS, "longest": max(seconds), "deadline": DEADLINE}
+        figures = {
+            "rounds": len(seconds),
+            "kills": KILLS,
+            "longest": max(seconds),
+            "deadline": DEADLINE,
+        }
         Path(FOUND).write_text(json.dumps(figures | {"accuracy": learned, "random": random}))
-    assert max(seconds) < DEADLINE + 20, "a round closes by its deadline; what it takes besides is planning and saving"
-    assert learned > 0.35, "ten labels: it has learned, whoever was killed; single short runs differ too much to rank"
+    assert max(seconds) < DEADLINE + 20, (
+        "a round closes by its deadline; what it takes besides is planning and saving"
+    )
+    assert learned > 0.35, (
+        "ten labels: it has learned, whoever was killed; single short runs differ too much to rank"
+    )

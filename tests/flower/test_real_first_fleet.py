@@ -22,7 +22,9 @@ def fedkeep(*words: object) -> str:
     command = [sys.executable, "-m", "fedkeep", "fleet", *map(str, words)]
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout
 
 
 def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
@@ -31,12 +33,17 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
 
     def round_() -> int:
         try:
-            return max((line.round for line in read_run(root / "records" / "fleet.jsonl").rounds), default=0)
+            return max(
+                (line.round for line in read_run(root / "records" / "fleet.jsonl").rounds),
+                default=0,
+            )
         except DataError:
             return 0
 
     fedkeep("init", root, "--devices", 2)
-    assert f"http://127.0.0.1:{page}" in fedkeep("start", root, "--port", free_port(), "--page", page)
+    assert f"http://127.0.0.1:{page}" in fedkeep(
+        "start", root, "--port", free_port(), "--page", page
+    )
     try:
         wait_until(lambda: round_() >= 1, 240, "the first round")
         with urlopen(f"http://127.0.0.1:{page}/", timeout=10) as answer:
@@ -46,7 +53,10 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
             os.kill(before[name], signal.SIGKILL)
         killed = round_()
         wait_until(lambda: round_() >= killed + 2, 240, "two more rounds")
-        assert {name for name, pid in fleet.running().items() if before[name] != pid} >= {"server", "agent-1"}
+        assert {name for name, pid in fleet.running().items() if before[name] != pid} >= {
+            "server",
+            "agent-1",
+        }
         said = fedkeep("status", root)
         assert "accuracy" in said
     finally:

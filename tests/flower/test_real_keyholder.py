@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flwr.app.user_config import UserConfig
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.deploy.credentials import provision
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.sealing import create_key
@@ -39,9 +39,22 @@ def test_a_deployment_plans_from_encrypted_profiles(tmp_path: Path) -> None:
             fleet.start_superlink()
             fleet.register()
             start_nodes(fleet, NODES, **{"public-key": public})
-            settings: UserConfig = {key.replace("__", "."): value for key, value in SETTINGS.items()}
-            where = {"keyholder.address": f"127.0.0.1:{holder.port}", "keyholder.credentials": str(root)}
-            fleet.submit(APP, {**settings, **where, "state.url": str(state), "output": str(tmp_path / "model.npy")})
+            settings: UserConfig = {
+                key.replace("__", "."): value for key, value in SETTINGS.items()
+            }
+            where = {
+                "keyholder.address": f"127.0.0.1:{holder.port}",
+                "keyholder.credentials": str(root),
+            }
+            fleet.submit(
+                APP,
+                {
+                    **settings,
+                    **where,
+                    "state.url": str(state),
+                    "output": str(tmp_path / "model.npy"),
+                },
+            )
             wait_until((tmp_path / "model.npy").exists, 240, "the end of the run")
         finally:
             holder.kill()
@@ -60,4 +73,6 @@ def _plain_quotas() -> np.ndarray:
     parts = assemble(experiment)
     capacities = np.full(NODES, experiment.storage.capacity)
     assert isinstance(experiment.coordinator, Greedy)
-    return np.asarray(experiment.coordinator.plan(Fleet.numbered(capacities, parts.velocities)).quotas)
+    return np.asarray(
+        experiment.coordinator.plan(FleetProfiles.numbered(capacities, parts.velocities)).quotas
+    )

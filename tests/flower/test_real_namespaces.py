@@ -54,7 +54,10 @@ def network() -> Iterator[Network]:
         _ip("link", "add", f"{name}s", "type", "veth", "peer", "name", f"{name}d", "netns", name)
         _ip("addr", "add", f"{subnet}.1/24", "dev", f"{name}s")
         _ip("link", "set", f"{name}s", "up")
-        for words in (("addr", "add", f"{subnet}.2/24", "dev", f"{name}d"), ("link", "set", f"{name}d", "up")):
+        for words in (
+            ("addr", "add", f"{subnet}.2/24", "dev", f"{name}d"),
+            ("link", "set", f"{name}d", "up"),
+        ):
             _ip("-n", name, *words)
         _ip("-n", name, "link", "set", "lo", "up")
         yield Network(name, f"{subnet}.1")
@@ -62,11 +65,17 @@ def network() -> Iterator[Network]:
         _ip("netns", "del", name)
 
 
-def test_a_cut_link_heals_and_the_run_ends_as_if_nothing_had_been(network: Network, tmp_path: Path) -> None:
+def test_a_cut_link_heals_and_the_run_ends_as_if_nothing_had_been(
+    network: Network, tmp_path: Path
+) -> None:
     from fedkeep_app.task import experiment_of
 
     state, output = tmp_path / "state.db", tmp_path / "model.npy"
-    settings: UserConfig = {"task.devices": NODES, "train.rounds": ROUNDS, "train.participation": 1.0}
+    settings: UserConfig = {
+        "task.devices": NODES,
+        "train.rounds": ROUNDS,
+        "train.participation": 1.0,
+    }
     settings |= {"rounds.deterministic": True, "rounds.min-devices": NODES}
     with RealFleet.private(tmp_path / "fleet", NODES, host=network.server) as fleet:
         fleet.start_superlink()
@@ -81,7 +90,9 @@ def test_a_cut_link_heals_and_the_run_ends_as_if_nothing_had_been(network: Netwo
         assert saved_round(state) < ROUNDS
         network.set_link("up")
         wait_until(partial(_ended, fleet, output), 300, "the end of the run")
-        identities = [set(re.findall(r"SuperNode ID: (\d+)", fleet.log(f"node-{n}"))) for n in range(NODES)]
+        identities = [
+            set(re.findall(r"SuperNode ID: (\d+)", fleet.log(f"node-{n}"))) for n in range(NODES)
+        ]
     assert [len(known) for known in identities] == [1] * NODES
     simulator = Simulator(experiment_of({**app_config(), **settings}))
     list(simulator.run())

@@ -1,4 +1,4 @@
-"""deploy/nginx-fleet.conf before a real SuperLink: devices reach the Fleet API, within a size, and nothing else."""
+"""deploy/nginx-fleet.conf before a real SuperLink: devices reach the FleetProfiles API, within a size, and nothing else."""
 
 import os
 import re
@@ -18,7 +18,10 @@ from tests.flower.real_fleet import RealFleet, wait_until
 from tests.flower.wire_node import wire_node
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin")
-pytestmark = [pytest.mark.real, pytest.mark.skipif(NGINX is None, reason="no nginx on this machine")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(NGINX is None, reason="no nginx on this machine"),
+]
 
 CONF = Path(__file__).parents[2] / "deploy" / "nginx-fleet.conf"
 
@@ -32,13 +35,21 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
         fleet.register()
         front = free_port()
         conf = CONF.read_text().replace("/var/lib/fedkeep-server/fleet", str(fleet.deployment.root))
-        conf = conf.replace("listen 8443", f"listen 127.0.0.1:{front}").replace("fleet.example", "localhost")
+        conf = conf.replace("listen 8443", f"listen 127.0.0.1:{front}").replace(
+            "fleet.example", "localhost"
+        )
         conf = conf.replace("127.0.0.1:8000", fleet.deployment.address)
         assert "client_max_body_size 8m;" in conf
-        (root / "nginx.conf").write_text(re.sub(r"^http \{", f"http {{\n{temporary(root)}", conf, flags=re.M))
-        user = "user root;" if os.geteuid() == 0 else ""  # else its workers could not read what root made for them
+        (root / "nginx.conf").write_text(
+            re.sub(r"^http \{", f"http {{\n{temporary(root)}", conf, flags=re.M)
+        )
+        user = (
+            "user root;" if os.geteuid() == 0 else ""
+        )  # else its workers could not read what root made for them
         setup = f"daemon off; pid {root}/nginx.pid; error_log stderr; {user}"
-        fleet.start("nginx", [str(NGINX), "-p", str(root), "-c", str(root / "nginx.conf"), "-g", setup])
+        fleet.start(
+            "nginx", [str(NGINX), "-p", str(root), "-c", str(root / "nginx.conf"), "-g", setup]
+        )
         wait_until(lambda: _answers(fleet, front), 30, f"nginx: {fleet.log('nginx')}")
         yield RealFleet(Deployment(fleet.deployment.root, "127.0.0.1", front))
 
@@ -77,4 +88,6 @@ def test_nothing_but_the_fleet_api_is_reached(proxied: RealFleet, path: str) -> 
 def test_a_request_larger_than_the_limit_is_refused_unread(proxied: RealFleet) -> None:
     port, path = proxied.deployment.port, "/v1/fleet/push-object"
     assert ask(proxied, port, path, size=9 * 2**20).status_code == 413
-    assert ask(proxied, port, path, size=7 * 2**20).status_code == 415, "as far as the SuperLink, which cannot read it"
+    assert ask(proxied, port, path, size=7 * 2**20).status_code == 415, (
+        "as far as the SuperLink, which cannot read it"
+    )

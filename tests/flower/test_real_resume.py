@@ -10,11 +10,21 @@ from flwr.app.user_config import UserConfig
 from fedkeep.flower.server_app import open_fleet
 from fedkeep.sim.engine import Simulator
 from tests.flower.in_process import InProcessGrid, make_node
-from tests.flower.real_fleet import APP, RealFleet, app_config, kill_server_app, saved_round, start_nodes, wait_until
+from tests.flower.real_fleet import (
+    APP,
+    RealFleet,
+    app_config,
+    kill_server_app,
+    saved_round,
+    start_nodes,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the ServerApp's process in /proc"),
+    pytest.mark.skipif(
+        not Path("/proc/self").exists(), reason="finds the ServerApp's process in /proc"
+    ),
 ]
 
 NODES, ROUNDS = 2, 5
@@ -32,7 +42,13 @@ def start_serving(fleet: RealFleet, settings: UserConfig, *more: str) -> None:
     where = fleet.deployment
     command = [sys.executable, "-m", "fedkeep", "serve", str(APP), "--credentials", str(where.root)]
     command += ["--port", str(where.port), "--state", str(where.root / "state.db"), *more]
-    fleet.start("serve", [*command, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))])
+    fleet.start(
+        "serve",
+        [
+            *command,
+            *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
+        ],
+    )
 
 
 def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_path: Path) -> None:
@@ -46,7 +62,11 @@ def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_pa
         start_nodes(fleet, NODES, **{"state-dir": str(tmp_path / "devices")})
         wait_until(lambda: saved_round(state) >= 1, 300, "the first round")
         kill_server_app(fleet)
-        wait_until(lambda: saved_round(state) >= 3, 300, "the third round, resumed by `fedkeep serve` itself")
+        wait_until(
+            lambda: saved_round(state) >= 3,
+            300,
+            "the third round, resumed by `fedkeep serve` itself",
+        )
         fleet.kill("serve")
         start_serving(fleet, settings, "--resume")
         wait_until(output.exists, 300, "the end of the run")

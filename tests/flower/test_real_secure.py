@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from fedkeep.deploy.deployment import CONNECTION
-from tests.flower.real_fleet import APP, RealFleet, agent_answers, saved_round, start_agent, wait_until
+from tests.flower.real_fleet import (
+    APP,
+    RealFleet,
+    agent_answers,
+    saved_round,
+    start_agent,
+    wait_until,
+)
 
 pytestmark = pytest.mark.real
 
@@ -15,7 +22,9 @@ NODES, ROUNDS = 3, 2
 SECURE = "[privacy]\nsecure_sum = true\n"
 
 
-def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(tmp_path: Path) -> None:
+def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state.db"
     settings: dict[str, str | int | float | bool] = {
         "task.devices": NODES,
@@ -41,7 +50,9 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(tmp
         wait_until(lambda: saved_round(state) >= ROUNDS, 600, "the last round")
         wait_until(lambda: fleet.status(run).startswith("finished"), 60, "the end of the run")
         said = fleet.call(["flwr", "log", run, CONNECTION, "--stream"], may_fail=True)
-    rounds = re.findall(r"'accepted': (\d+).*?'refused': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said)
+    rounds = re.findall(
+        r"'accepted': (\d+).*?'refused': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said
+    )
     assert [accepted for accepted, *_ in rounds] == ["3", "2"]
     assert [refused for _, refused, *_ in rounds] == ["[]", "[1]"]
     assert all(quorate == "1" for _, _, quorate, _ in rounds)

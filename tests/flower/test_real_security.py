@@ -40,7 +40,9 @@ class Signing:
         self._key, self._age, self._tampered = key, age, tampered
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        when = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._age)).isoformat()
+        when = (
+            datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._age)
+        ).isoformat()
         signature = sign_message(self._key, when.encode())
         said = when.replace("+00:00", "000+00:00") if self._tampered else when
         public = b64encode(public_key_to_bytes(self._key.public_key())).decode()
@@ -61,7 +63,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
 def client(fleet: RealFleet, signing: Signing, ca: Path | None = None) -> FleetHttpClient:
     interceptors = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signing]
     trusted = (ca or fleet.deployment.credentials.ca_certificate).read_bytes()
-    return FleetHttpClient.from_server_address(fleet.deployment.address, False, trusted, interceptors)
+    return FleetHttpClient.from_server_address(
+        fleet.deployment.address, False, trusted, interceptors
+    )
 
 
 def key_of(fleet: RealFleet, node: str) -> Key:
@@ -71,10 +75,14 @@ def key_of(fleet: RealFleet, node: str) -> Key:
     return key
 
 
-def activate(fleet: RealFleet, key: Key, signing: Signing | None = None, ca: Path | None = None) -> int:
+def activate(
+    fleet: RealFleet, key: Key, signing: Signing | None = None, ca: Path | None = None
+) -> int:
     public = public_key_to_bytes(key.public_key())
     with client(fleet, signing or Signing(key), ca) as link:
-        return link.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=30)).node_id
+        return link.ActivateNode(
+            ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+        ).node_id
 
 
 def test_a_registered_key_is_let_in_and_keeps_its_identity(fleet: RealFleet) -> None:

@@ -20,14 +20,22 @@ class AsStartedByFlower(Simulation):
     """The SuperLink that `flwr run . local` starts installs what an app asks for; ours do not."""
 
     def superlink(self) -> list[str]:
-        return [word for word in super().superlink() if word != "--disable-runtime-dependency-installation"]
+        return [
+            word
+            for word in super().superlink()
+            if word != "--disable-runtime-dependency-installation"
+        ]
 
 
 def test_virtual_nodes_end_with_the_simulators_model(tmp_path: Path) -> None:
     from fedkeep_app.task import experiment_of
 
     output = tmp_path / "model.npy"
-    settings: UserConfig = {"task.devices": NODES, "train.rounds": ROUNDS, "rounds.deterministic": True}
+    settings: UserConfig = {
+        "task.devices": NODES,
+        "train.rounds": ROUNDS,
+        "rounds.deterministic": True,
+    }
     settings |= {"rounds.min-devices": NODES, "output": str(output)}
     deployment = AsStartedByFlower(tmp_path / "fleet", port=free_port(), insecure=True)
     with LocalFleet(deployment) as fleet:

@@ -10,7 +10,7 @@ from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.link.messages import Evaluated, Vitals
+from fedkeep.protocol.messages import DeviceStats, Evaluated
 from fedkeep.records import GistLine, Header, HoldingsLine, Members, PlanLine, compare, read_run
 from fedkeep.records.runs import versions
 from fedkeep.web.feed import DirectoryFeed
@@ -48,7 +48,9 @@ def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
     assert sum(map(sum, run.of(HoldingsLine)[-1].filled)) <= 3 * 6
     assert run.end is not None
     members = run.of(Members)[-1].members
-    assert [(m.name, m.online, m.capacity) for m in members] == [(f"device {n}", True, 6) for n in range(3)]
+    assert [(m.name, m.online, m.capacity) for m in members] == [
+        (f"device {n}", True, 6) for n in range(3)
+    ]
     assert all(m.stored and m.labels and m.seen and m.accuracy is not None for m in members)
     assert compare([run]).rows[0].method == "ode"
     update = DirectoryFeed(tmp_path).since(0)
@@ -57,13 +59,20 @@ def test_a_fleets_record_says_what_a_simulations_does(tmp_path: Path) -> None:
 
 
 def test_a_resumed_server_tells_each_round_once(tmp_path: Path) -> None:
-    fleet, path, state = SmallFleet(devices=3, options=EVALUATED), tmp_path / "fleet.jsonl", str(tmp_path / "state.db")
+    fleet, path, state = (
+        SmallFleet(devices=3, options=EVALUATED),
+        tmp_path / "fleet.jsonl",
+        str(tmp_path / "state.db"),
+    )
     rounds = recorded(fleet, path, StateStore(state, "run")).rounds(fleet.grid(), 4)
     next(rounds)
     next(rounds)
     rounds.close()  # type: ignore[attr-defined]
     with path.open("ab") as file:  # a round that was written and never committed, and a torn line
-        file.write(path.read_bytes().splitlines(keepends=True)[-1].replace(b'"round":2', b'"round":3') + b'{"kind":"ro')
+        file.write(
+            path.read_bytes().splitlines(keepends=True)[-1].replace(b'"round":2', b'"round":3')
+            + b'{"kind":"ro'
+        )
     again = recorded(fleet, path, StateStore(state, "run"))
     assert again.resume()
     list(again.rounds(fleet.grid(), 4))
@@ -105,21 +114,32 @@ def test_who_leaves_and_who_is_refused_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["local", "shared"])
 def test_a_fleets_record_says_what_its_gists_did(tmp_path: Path, name: str) -> None:
     table = {"gist": {"name": name}}
-    fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
+    fleet, path = (
+        SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table),
+        tmp_path / "fleet.jsonl",
+    )
     list(recorded(fleet, path).rounds(fleet.grid(), 4))
     lines = read_run(path).of(GistLine)
     assert [(line.round, line.participations) for line in lines] == [(2, 3), (4, 3)]
     figures = [fleet.device(number)._last["gist"] for number in range(3)]
     trust, likeness, worth, reach = np.mean(figures, axis=0)
     last = lines[-1]
-    assert (last.trust, last.likeness, last.worth, last.reach) == pytest.approx((trust, likeness, worth, reach))
+    assert (last.trust, last.likeness, last.worth, last.reach) == pytest.approx(
+        (trust, likeness, worth, reach)
+    )
     assert 0 < last.trust < 1
 
 
 def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="needs the privacy extra")
-    table = {"gist": {"name": "local"}, "privacy": {"epsilon": 8.0, "protect": ["model"], "releases": 4}}
-    fleet, path = SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table), tmp_path / "fleet.jsonl"
+    table = {
+        "gist": {"name": "local"},
+        "privacy": {"epsilon": 8.0, "protect": ["model"], "releases": 4},
+    }
+    fleet, path = (
+        SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table),
+        tmp_path / "fleet.jsonl",
+    )
     list(recorded(fleet, path).rounds(fleet.grid(), 2))
     run = read_run(path)
     assert run.of(HoldingsLine)
@@ -127,14 +147,16 @@ def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> 
 
 
 def test_arrivals_before_a_resume_are_not_counted_again(tmp_path: Path) -> None:
-    said = {0: Evaluated(1, 0.5, 1, vitals=Vitals(1, (1,), arrivals=10, kept=4))}
+    said = {0: Evaluated(1, 0.5, 1, vitals=DeviceStats(1, (1,), arrivals=10, kept=4))}
     recorder = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
     assert recorder._since_told(said)["arrivals"] == 10
     again = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
     again._resumed = True
     assert again._since_told(said)["arrivals"] == 0
     again._evaluated = said
-    more = again._since_told({0: Evaluated(1, 0.5, 1, vitals=Vitals(1, (1,), arrivals=13, kept=5))})
+    more = again._since_told(
+        {0: Evaluated(1, 0.5, 1, vitals=DeviceStats(1, (1,), arrivals=13, kept=5))}
+    )
     assert (more["arrivals"], more["kept"]) == (3, 1)
 
 
@@ -154,13 +176,19 @@ def test_a_device_that_dies_in_a_round_is_away_before_the_round_ends(tmp_path: P
 
     def lost(messages):  # type: ignore[no-untyped-def]
         ids = push(messages)
-        grid._replies = {key: r for key, r in grid._replies.items() if r.metadata.src_node_id in grid.nodes}
+        grid._replies = {
+            key: r for key, r in grid._replies.items() if r.metadata.src_node_id in grid.nodes
+        }
         return ids
 
     grid.push_messages = lost  # type: ignore[method-assign]
     rounds = strategy.rounds(grid, 1)
     next(rounds)
-    seen = [[member.online for member in line.members] for line in read_run(path).of(Members) if line.round == 0]
+    seen = [
+        [member.online for member in line.members]
+        for line in read_run(path).of(Members)
+        if line.round == 0
+    ]
     assert [True, False, True] in seen
 
 

@@ -10,15 +10,15 @@ from flwr.app.user_config import UserConfig
 
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.service import Service
-from fedkeep.config import Table
+from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.presets import DEFAULT_POLICY, PRESETS, device_tables
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.client_app import AgentDevice
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.learn.models import learner_for
-from fedkeep.link.messages import AskProfile, Profiled
-from fedkeep.presets import DEFAULT_POLICY, PRESETS, device_tables
-from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep.protocol.messages import AskProfile, Profiled
+from fedkeep.tables import Table
 
 POLICIES = ("ode", "fifo", "reservoir", "high-loss")
 
@@ -29,7 +29,9 @@ def experiment(preset: str, policy: str) -> Experiment:
 
 def agent(preset: str, policy: str, **tables: Table) -> AgentConfig:
     samples = {"shape": [3], "labels": 2}
-    return parse_config({"preset": preset, "policy": {"name": policy}, "samples": samples, **tables})
+    return parse_config(
+        {"preset": preset, "policy": {"name": policy}, "samples": samples, **tables}
+    )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -74,7 +76,9 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
 
 def test_a_keeper_follows_the_preset() -> None:
     assert device_tables("paper", "ode")["after_use"] == {"name": "keep"}
-    assert len(kept_after_two_offers("paper")) > 0, "the paper keeps what is worth most, however old"
+    assert len(kept_after_two_offers("paper")) > 0, (
+        "the paper keeps what is worth most, however old"
+    )
     if device_tables("default", "ode")["after_use"]["name"] == "renew":
         assert not kept_after_two_offers("default"), "what was trained on makes way"
 
@@ -84,7 +88,9 @@ def test_a_keeper_follows_the_preset() -> None:
     [({}, True), ({"preset": "default", "policy.name": DEFAULT_POLICY}, True), ({"preset": "paper"}, False),
      ({"policy.name": "fifo"}, False)],
 )  # fmt: skip
-def test_an_agent_of_another_method_takes_no_part(tmp_path: Path, run: UserConfig, agrees: bool) -> None:
+def test_an_agent_of_another_method_takes_no_part(
+    tmp_path: Path, run: UserConfig, agrees: bool
+) -> None:
     socket = str(tmp_path / "a.sock")
     table: Table = {
         "samples": {"shape": [3], "labels": 2},

@@ -10,7 +10,7 @@ import pytest
 from fedkeep_app.catch_up import CatchUpDevice
 from flwr.app import Context, Message, RecordDict
 
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.types import TrainOrder
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import make_client_app
@@ -19,9 +19,16 @@ from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
-from fedkeep.link.messages import Answered, DeviceReply, DeviceRequest, Participate, Reported, reply_of
-from fedkeep.privacy import secure_sum as told
-from fedkeep.privacy.door import Door
+from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.privacy.secagg import protocol as told
+from fedkeep.protocol.messages import (
+    Answered,
+    DeviceReply,
+    DeviceRequest,
+    Participate,
+    Reported,
+    reply_of,
+)
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 
@@ -45,7 +52,9 @@ def played(of: SmallFleet, rounds: int) -> FedkeepStrategy:
 @pytest.mark.parametrize("estimator", ["incremental", "participants"])
 def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregation: str) -> None:
     tables = {"estimator": {"name": estimator}, "aggregation": {"name": aggregation}}
-    servers = [played(SmallFleet(table={**tables, **privacy}), 6).server for privacy in (CLEAR, SECURE)]
+    servers = [
+        played(SmallFleet(table={**tables, **privacy}), 6).server for privacy in (CLEAR, SECURE)
+    ]
     models = [server.model for server in servers]
     directions = [server.estimator.direction() for server in servers]
     assert np.abs(models[0] - models[1]).max() < 1e-6
@@ -54,7 +63,10 @@ def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregatio
 
 
 def test_a_policy_without_estimators_too() -> None:
-    servers = [played(SmallFleet(policy="reservoir", table=privacy), 3).server for privacy in (CLEAR, SECURE)]
+    servers = [
+        played(SmallFleet(policy="reservoir", table=privacy), 3).server
+        for privacy in (CLEAR, SECURE)
+    ]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
     assert servers[1].estimator.direction() is None
 
@@ -62,9 +74,17 @@ def test_a_policy_without_estimators_too() -> None:
 def test_noise_and_masks_go_together(tmp_path: Path) -> None:
     """What is masked is what the guard lets out: the sum of noisy reports, with the same ledger."""
     pytest.importorskip("dp_accounting", reason="needs the privacy extra")
-    noise: dict[str, Any] = {"epsilon": 2.0, "clip": 0.5, "protect": ["estimator", "model"], "releases": 4}
+    noise: dict[str, Any] = {
+        "epsilon": 2.0,
+        "clip": 0.5,
+        "protect": ["estimator", "model"],
+        "releases": 4,
+    }
     fleets = [
-        SmallFleet(directory=tmp_path / f"{secure}", table={**CLEAR, "privacy": {**noise, "secure_sum": secure}})
+        SmallFleet(
+            directory=tmp_path / f"{secure}",
+            table={**CLEAR, "privacy": {**noise, "secure_sum": secure}},
+        )
         for secure in (False, True)
     ]
     servers = [played(of, 4).server for of in fleets]
@@ -88,7 +108,10 @@ class DroppingGrid(InProcessGrid):
         outgoing = list(messages)
         ids = super().push_messages(outgoing)
         for message, key in zip(outgoing, ids, strict=True):
-            if message.metadata.message_type == self._kind and message.metadata.dst_node_id in self._nodes:
+            if (
+                message.metadata.message_type == self._kind
+                and message.metadata.dst_node_id in self._nodes
+            ):
                 self._lost.add(key)
         return ids
 
@@ -114,7 +137,9 @@ def test_a_round_goes_on_without_those_who_drop_out_at_any_step(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", [TRAIN, SHARE, MASK, UNMASK])
-def test_with_too_few_left_a_round_changes_nothing_and_the_next_one_loses_nothing(kind: str) -> None:
+def test_with_too_few_left_a_round_changes_nothing_and_the_next_one_loses_nothing(
+    kind: str,
+) -> None:
     secure = fleet()
     strategy = secure.strategy()
     before = strategy.server.model.tobytes()
@@ -154,7 +179,9 @@ def test_an_answer_in_the_clear_is_refused_and_named() -> None:
 
     def in_the_clear(message: Message, context: Context) -> Message:
         if message.metadata.message_type == TRAIN:
-            message.content = codec.encode(Participate(codec.decode(message.content, DeviceRequest).order))
+            message.content = codec.encode(
+                Participate(codec.decode(message.content, DeviceRequest).order)
+            )
         return plain.apps[2](message, context)
 
     secure.apps[2] = in_the_clear
@@ -195,14 +222,14 @@ def test_a_question_of_an_earlier_sum_gets_no_answer() -> None:
     context = secure.grid().nodes[1000].context
     for message in asked:
         if message.metadata.message_type in (SHARE, MASK, UNMASK):
-            with pytest.raises(RefusedError, match="another sum"):
+            with pytest.raises(RejectedError, match="another sum"):
                 app(message, context)
 
 
 class Poisoned:
     """A device whose training goes wrong."""
 
-    def __init__(self, inner: CatchUpDevice, poison: float, door: Door) -> None:
+    def __init__(self, inner: CatchUpDevice, poison: float, door: ReleasePipeline) -> None:
         self._inner, self._poison, self._door = inner, np.float32(poison), door
         self.profile, self.encrypted_profile = inner.profile, inner.encrypted_profile
         self.participate, self.answer = inner.participate, door.answer
@@ -218,13 +245,16 @@ class Poisoned:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("poison", "reason"), [(np.nan, "model-not-finite"), (np.inf, "model-not-finite"), (1e30, "large-update")]
+    ("poison", "reason"),
+    [(np.nan, "model-not-finite"), (np.inf, "model-not-finite"), (1e30, "large-update")],
 )
-def test_a_device_declines_to_mask_what_a_sum_would_hide(poison: float, reason: str, deterministic: bool) -> None:
+def test_a_device_declines_to_mask_what_a_sum_would_hide(
+    poison: float, reason: str, deterministic: bool
+) -> None:
     options = replace(ALL, deterministic=deterministic)
     secure, plain = fleet(options=options), SmallFleet(devices=5, options=options, table=CLEAR)
     strategy = secure.strategy()
-    door = Door(secure.experiment.privacy, strategy.server.gradient_size, lambda: None)
+    door = ReleasePipeline(secure.experiment.privacy, strategy.server.gradient_size, lambda: None)
     device = Poisoned(plain.device(2), poison, door)
     secure.apps[2] = make_client_app(lambda _: device)
     outcome = next(strategy.rounds(secure.grid(), 1))
@@ -300,7 +330,10 @@ def test_killed_and_resumed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
             strategy.store = None
             next(strategy.rounds(resumed.grid(), 4))
     assert strategy.server.model.tobytes() == reference.server.model.tobytes()
-    direction, expected = strategy.server.estimator.direction(), reference.server.estimator.direction()
+    direction, expected = (
+        strategy.server.estimator.direction(),
+        reference.server.estimator.direction(),
+    )
     assert direction.tobytes() == expected.tobytes()  # type: ignore[union-attr]
 
 
@@ -327,7 +360,9 @@ def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) 
     rounds = (strategy := secure.strategy()).rounds(secure.grid(), 4)
     next(rounds)
     memory = secure.memories[2]
-    memory.save({name: array for name, array in memory.load().items() if not name.startswith("sums.")})
+    memory.save(
+        {name: array for name, array in memory.load().items() if not name.startswith("sums.")}
+    )
     assert 2 in next(rounds).summary.accepted
     next(rounds)
     plain = SmallFleet(devices=4, options=ALL, table=CLEAR)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.core.errors import ConfigError, DataError, RefusedError
+from fedkeep.core.errors import ConfigError, DataError, RejectedError
 from fedkeep.core.types import State
 from fedkeep.flower.state_store import StateStore
 
@@ -29,7 +29,9 @@ def postgres() -> Iterator[str]:
         demote: list[str] = []
         if os.geteuid() == 0:
             if not shutil.which("setpriv"):
-                pytest.skip("PostgreSQL refuses root, and there is no setpriv to become another user")
+                pytest.skip(
+                    "PostgreSQL refuses root, and there is no setpriv to become another user"
+                )
             os.chown(home, 65534, 65534)
             demote = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         data = home / "data"
@@ -99,7 +101,8 @@ def _state(round_: int, devices: int = 5) -> State:
 
 def _same(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(
-        a[k].dtype == b[k].dtype and a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes() for k in a
+        a[k].dtype == b[k].dtype and a[k].shape == b[k].shape and a[k].tobytes() == b[k].tobytes()
+        for k in a
     )
 
 
@@ -131,7 +134,7 @@ def test_a_second_server_ends_the_first(url: str, run: str) -> None:
     new = StateStore(url, run)
     new.load()
     new.commit(1, _state(1))
-    with pytest.raises(RefusedError, match="another server"):
+    with pytest.raises(RejectedError, match="another server"):
         old.commit(1, _state(9))
     saved = StateStore(url, run).load()
     assert saved is not None
@@ -140,7 +143,7 @@ def test_a_second_server_ends_the_first(url: str, run: str) -> None:
 
 def test_a_new_run_does_not_overwrite_a_saved_one(url: str, run: str) -> None:
     StateStore(url, run).commit(3, _state(3))
-    with pytest.raises(RefusedError, match="another server"):
+    with pytest.raises(RejectedError, match="another server"):
         StateStore(url, run).commit(0, _state(0))
 
 
@@ -166,7 +169,9 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
         StateStore(str(tmp_path / "s.db"), "r").load()
 
 
-@pytest.mark.parametrize("bad", ["mysql://u:secret@h/d", "nonsense://x", "postgresql://u:secret@/d?host=/nowhere"])
+@pytest.mark.parametrize(
+    "bad", ["mysql://u:secret@h/d", "nonsense://x", "postgresql://u:secret@/d?host=/nowhere"]
+)
 def test_a_wrong_url_is_one_sentence_without_its_password(bad: str) -> None:
     with pytest.raises(ConfigError, match="state") as refused:
         StateStore(bad, "r")
@@ -194,7 +199,9 @@ def test_kill_nine_leaves_whole_rounds(tmp_path: Path) -> None:
     url = str(tmp_path / "state.db")
     acknowledged = -1
     for _ in range(int(os.environ.get("FEDKEEP_KILLS", "6"))):
-        with subprocess.Popen([sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", _WRITER, url], stdout=subprocess.PIPE, text=True
+        ) as writer:
             assert writer.stdout is not None
             acknowledged = int(writer.stdout.readline())
             time.sleep(float(rng.uniform(0, 0.05)))

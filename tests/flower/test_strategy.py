@@ -14,7 +14,7 @@ from fedkeep.flower.codec import ARRAYS, HEAD, decode_report, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.server_app import open_strategy
 from fedkeep.flower.state_store import StateStore
-from fedkeep.link.messages import Reported
+from fedkeep.protocol.messages import Reported
 from fedkeep.sim.engine import Simulator
 from tests.flower.in_process import InProcessGrid, make_node
 from tests.flower.small_fleet import App, SmallFleet
@@ -47,7 +47,8 @@ class LateGrid(LossyGrid):
 
 
 @pytest.mark.parametrize(
-    ("policy", "preset"), [("ode", "default"), ("ode", "paper"), ("draw", "default"), ("draw", "paper")]
+    ("policy", "preset"),
+    [("ode", "default"), ("ode", "paper"), ("draw", "default"), ("draw", "paper")],
 )
 def test_the_same_model_as_the_simulator(policy: str, preset: str) -> None:
     fleet = SmallFleet(rounds=6, policy=policy, table={"preset": preset})
@@ -95,7 +96,10 @@ def test_a_local_gist_leaves_nothing_new_on_the_wire() -> None:
         assert plain.metadata.message_type == mended.metadata.message_type
         assert plain.content[HEAD] == mended.content[HEAD], "the same head, byte by byte"
         sizes = [
-            [(array.dtype, array.shape, len(array.data)) for array in message.content.array_records[ARRAYS].values()]
+            [
+                (array.dtype, array.shape, len(array.data))
+                for array in message.content.array_records[ARRAYS].values()
+            ]
             for message in (plain, mended)
         ]
         assert sizes[0] == sizes[1]
@@ -136,7 +140,9 @@ def test_flowers_entry_point_takes_a_first_model_and_a_measure_of_ones_own() -> 
 
     with pytest.raises(ConfigError, match="expected one array 'model'"):
         strategy.start(fleet.grid(), ArrayRecord({"weights": Array(first)}))
-    result = strategy.start(fleet.grid(), ArrayRecord({"model": Array(first)}), 2, evaluate_fn=measure)
+    result = strategy.start(
+        fleet.grid(), ArrayRecord({"model": Array(first)}), 2, evaluate_fn=measure
+    )
     assert list(result.evaluate_metrics_serverapp) == list(seen) == [1, 2]
     assert seen[2] == strategy.server.model.tobytes()
     plain = SmallFleet().strategy()
@@ -224,7 +230,11 @@ def test_waiting_for_devices_is_told_once_for_each_that_comes(
     nodes = list(grid.nodes.values())
     monkeypatch.setattr(grid, "get_nodes", lambda: nodes[: 1 + next(looks) // 10])
     next(fleet.strategy().rounds(grid, 1))
-    waits = [record.getMessage() for record in caplog.records if "waiting for devices" in record.getMessage()]
+    waits = [
+        record.getMessage()
+        for record in caplog.records
+        if "waiting for devices" in record.getMessage()
+    ]
     assert waits == [f"waiting for devices: {n} of 3 are online" for n in range(3)][-len(waits) :]
 
 
@@ -337,7 +347,9 @@ def replaying(app: App, parameters: int) -> App:
 def test_a_replayed_report_is_refused() -> None:
     fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0))
     strategy = fleet.strategy()
-    fleet.apps[1] = replaying(fleet.apps[1], len(strategy.server.model) + strategy.server.gradient_size)
+    fleet.apps[1] = replaying(
+        fleet.apps[1], len(strategy.server.model) + strategy.server.gradient_size
+    )
     rounds = strategy.rounds(fleet.grid(), 3)
     assert next(rounds).refusals == ()
     assert [(r.device, r.reason) for r in next(rounds).refusals] == [(1, "replayed")]

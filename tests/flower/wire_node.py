@@ -1,4 +1,4 @@
-"""A node made by hand: it has a SuperNode's key, speaks Flower's Fleet API, and says what it likes."""
+"""A node made by hand: it has a SuperNode's key, speaks Flower's FleetProfiles API, and says what it likes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +55,8 @@ class WireNode:
 def wire_node(fleet: RealFleet, key: ec.EllipticCurvePrivateKey) -> Iterator[WireNode]:
     """Joins the fleet with a key that is registered there."""
     ca = fleet.deployment.credentials.ca_certificate.read_bytes()
-    joined = http_request_response(fleet.deployment.address, False, ca, (key, key.public_key()), max_retries=3)
+    joined = http_request_response(
+        fleet.deployment.address, False, ca, (key, key.public_key()), max_retries=3
+    )
     with joined as (node_id, *calls):
         yield WireNode(node_id, tuple(calls))

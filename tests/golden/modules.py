@@ -24,7 +24,9 @@ def recurrent(classes: int) -> nn.Module:
 
 def har_dnn(features: int = 900, hidden: int = 100, classes: int = 5) -> nn.Module:
     """The 900-100-5 network for (n, features) windows of motion sensors."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    )
 
 
 def logistic(features: int = 60, classes: int = 10) -> nn.Module:

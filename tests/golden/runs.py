@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config import Table, merged
+from fedkeep.config.experiment import resolve
 from fedkeep.core.types import Assignment, Batch, IntArray, LocalTraining, TrainOrder, Vector
 from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.tables import Table, merged
 
 DIGESTS = Path(__file__).with_name("digests.json")
 DIRECTIONS = 8
@@ -31,11 +31,14 @@ class Fingerprint:
     """The model's way from its start, along random directions that never change."""
 
     @staticmethod
-    def of(participants: list[list[int]], stored: dict[int, list[int]], start: Vector, end: Vector) -> "Fingerprint":
+    def of(
+        participants: list[list[int]], stored: dict[int, list[int]], start: Vector, end: Vector
+    ) -> "Fingerprint":
         facts = json.dumps([participants, sorted(stored.items())])
         directions = np.random.default_rng(0).standard_normal((DIRECTIONS, len(end)))
         return Fingerprint(
-            hashlib.sha256(facts.encode()).hexdigest(), (directions @ (end.astype(np.float64) - start)).tolist()
+            hashlib.sha256(facts.encode()).hexdigest(),
+            (directions @ (end.astype(np.float64) - start)).tolist(),
         )
 
 
@@ -88,7 +91,9 @@ def small_federation(model: ModelSpec, shape: tuple[int, ...], labels: int) -> F
     owners, held_out = np.repeat(np.arange(devices), each), np.tile(np.arange(each) < 5, devices)
     members = Ownership.from_assignment(owners, devices)
     names = tuple(map(str, range(labels)))
-    return Federation("small", x, y, members.where(~held_out), members.where(held_out), names, model)
+    return Federation(
+        "small", x, y, members.where(~held_out), members.where(held_out), names, model
+    )
 
 
 def headed() -> Fingerprint:
@@ -107,14 +112,18 @@ def headed() -> Fingerprint:
             meter=VelocityMeter(4), capacity=6, sample_shape=(2, 8), labels=4, seed=1,
         )  # fmt: skip
         start = model = learner.initial(0)
-        device.install(model)
+        device.set_model(model)
         device.assign(Assignment(np.array([2, 2, 1, 1]), np.ones(4), 1.0))
         rng, direction = np.random.default_rng(4), None
         for round_ in range(6):
             device.observe(_sequences(rng, 15, 15 * round_), float(round_ + 1))
-            report = device.participate(TrainOrder(round_, model, direction, LocalTraining(0.1, 3), round_ - 1))
+            report = device.participate(
+                TrainOrder(round_, model, direction, LocalTraining(0.1, 3), round_ - 1)
+            )
             model, direction = report.model, report.local_gradient
-        return Fingerprint.of([], {0: sorted(device.store.stored().batch.ids.tolist())}, start, model)
+        return Fingerprint.of(
+            [], {0: sorted(device.store.stored().batch.ids.tolist())}, start, model
+        )
 
 
 def _exported(folder: Path) -> Path:
@@ -134,7 +143,11 @@ def _small_convolution() -> Any:
 
 
 def _sequences(rng: np.random.Generator, n: int, first: int) -> Batch:
-    return Batch(rng.standard_normal((n, 2, 8)).astype(np.float32), rng.integers(0, 4, n), np.arange(first, first + n))
+    return Batch(
+        rng.standard_normal((n, 2, 8)).astype(np.float32),
+        rng.integers(0, 4, n),
+        np.arange(first, first + n),
+    )
 
 
 PICTURES = ((1, 28, 28), 4)
@@ -146,7 +159,11 @@ DRAWN: Table = {
     "estimator": {"name": "participants"},
 }
 
-GIST: Table = {"policy": {"name": "draw"}, "gist": {"name": "shared"}, "storage": {"quotas": "targets"}}
+GIST: Table = {
+    "policy": {"name": "draw"},
+    "gist": {"name": "shared"},
+    "storage": {"quotas": "targets"},
+}
 
 RUNS: dict[str, Callable[[], Fingerprint]] = {
     "softmax-fifo": embedded,
@@ -156,28 +173,45 @@ RUNS: dict[str, Callable[[], Fingerprint]] = {
     "softmax-ode-drawn": lambda: embedded(**DRAWN),
     "softmax-ode-paper": lambda: embedded(policy=ODE, preset="paper"),
     "softmax-unlimited": lambda: embedded(policy={"name": "full-data"}),
-    "softmax-dropout-drift": lambda: embedded(policy=ODE, stream={"drift": 0.7}, train={"dropout": 0.3}),
+    "softmax-dropout-drift": lambda: embedded(
+        policy=ODE, stream={"drift": 0.7}, train={"dropout": 0.3}
+    ),
     "softmax-private": lambda: embedded(policy=ODE, privacy={"epsilon": 50.0, "clip": 0.5}),
     "mlp-ode": lambda: embedded(model={"name": "mlp", "hidden": [12]}, policy=ODE),
-    "mlp-proximal": lambda: embedded(model={"name": "mlp", "hidden": [12]}, train={"proximal": 0.3}),
-    "mlp-fednova-minibatches": lambda: embedded(
-        model={"name": "mlp", "hidden": [9, 7]}, policy=ODE, train={"batch_size": 2}, aggregation={"name": "fednova"}
+    "mlp-proximal": lambda: embedded(
+        model={"name": "mlp", "hidden": [12]}, train={"proximal": 0.3}
     ),
-    "mlp-last-layer": lambda: embedded(model={"name": "mlp", "hidden": [12], "last_layers": 1}, policy=ODE),
+    "mlp-fednova-minibatches": lambda: embedded(
+        model={"name": "mlp", "hidden": [9, 7]},
+        policy=ODE,
+        train={"batch_size": 2},
+        aggregation={"name": "fednova"},
+    ),
+    "mlp-last-layer": lambda: embedded(
+        model={"name": "mlp", "hidden": [12], "last_layers": 1}, policy=ODE
+    ),
     "mlp-wide": lambda: pictured("mlp", (90,), 5),
     "lenet-chain": lambda: pictured("lenet", *PICTURES),
-    "lenet-minibatches": lambda: pictured("lenet", *PICTURES, train={"batch_size": 2, "proximal": 0.1}),
+    "lenet-minibatches": lambda: pictured(
+        "lenet", *PICTURES, train={"batch_size": 2, "proximal": 0.1}
+    ),
     "lenet-unlimited": lambda: pictured("lenet", *PICTURES, policy={"name": "full-data"}),
     "lenet-last-layer": lambda: pictured("lenet", *PICTURES, model={"last_layers": 1}),
     "traffic-chain": lambda: pictured("traffic-cnn", (3, 64), 4, train={"proximal": 0.2}),
-    "torch-mapped": lambda: pictured("tests.golden.modules:normalised", (12,), 4, policy={"name": "gradient-norm"}),
+    "torch-mapped": lambda: pictured(
+        "tests.golden.modules:normalised", (12,), 4, policy={"name": "gradient-norm"}
+    ),
     "torch-recurrent": lambda: pictured("tests.golden.modules:recurrent", (5, 4), 4),
     "onnx-head": headed,
     "softmax-bending": lambda: embedded(
         policy=ODE, storage={"quotas": "targets", "capacity": 4}, stream={"drift": 1.0}
     ),
     "softmax-gist": lambda: embedded(**GIST),
-    "softmax-gist-int8": lambda: embedded(**merged(GIST, {"gist": {"name": "local", "encoding": "int8"}})),
-    "mlp-gist-last-layer": lambda: embedded(**merged(GIST, {"model": {"name": "mlp"}, "gist": {"last_layers": 1}})),
+    "softmax-gist-int8": lambda: embedded(
+        **merged(GIST, {"gist": {"name": "local", "encoding": "int8"}})
+    ),
+    "mlp-gist-last-layer": lambda: embedded(
+        **merged(GIST, {"model": {"name": "mlp"}, "gist": {"last_layers": 1}})
+    ),
     "lenet-gist": lambda: pictured("lenet", *PICTURES, **GIST),
 }

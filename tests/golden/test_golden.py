@@ -11,7 +11,13 @@ from tests.golden.runs import DIGESTS, RUNS
 KNOWN = json.loads(DIGESTS.read_text())
 TOLERANCE = 3e-5
 """Of the length of the model's way: BLAS libraries add up in orders of their own."""
-NEEDS = {"lenet": "torch", "traffic": "torch", "torch": "torch", "onnx": "onnxscript", "private": "dp_accounting"}
+NEEDS = {
+    "lenet": "torch",
+    "traffic": "torch",
+    "torch": "torch",
+    "onnx": "onnxscript",
+    "private": "dp_accounting",
+}
 
 
 def test_every_run_is_known() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.keyholder.service import KeyHolderClient, secured
-from fedkeep.link.addresses import Address
+from fedkeep.protocol.addresses import Address
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -38,11 +38,18 @@ class HolderProcess:
 
     def start(self) -> None:
         where = ("--listen", f"127.0.0.1:{self.port}", "--credentials", str(self.credentials))
-        command = fedkeep("keyholder", "serve", str(self.keys), *where, "--least-devices", str(self.least_devices))
+        command = fedkeep(
+            "keyholder", "serve", str(self.keys), *where, "--least-devices", str(self.least_devices)
+        )
         log = (self.keys.parent / f"{self.keys.name}.log").open("a")
         with log:
             self._process = subprocess.Popen(
-                command, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8"
+                command,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -59,4 +66,6 @@ class HolderProcess:
 
     @property
     def client(self) -> KeyHolderClient:
-        return KeyHolderClient(Address("127.0.0.1", self.port), secured(self.credentials, "planner"))
+        return KeyHolderClient(
+            Address("127.0.0.1", self.port), secured(self.credentials, "planner")
+        )

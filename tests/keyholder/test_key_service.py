@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
-from fedkeep.core.rounds import Refusal
+from fedkeep.config.method import parse_fleet
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.rounds import Rejection
 from fedkeep.core.types import Profile
 from fedkeep.deploy.credentials import provision
-from fedkeep.fleet.specification import parse_fleet
 from fedkeep.keyholder.sealing import create_key, open_key, public_half, seal
 from fedkeep.keyholder.service import (
     AskKey,
@@ -33,9 +33,9 @@ from fedkeep.keyholder.service import (
     RemotePlanner,
     secured,
 )
-from fedkeep.link.addresses import Address, is_loopback
-from fedkeep.link.messages import Failed, ProfileRequest
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.protocol.addresses import Address, is_loopback
+from fedkeep.protocol.messages import Failed, ProfileRequest
+from fedkeep.protocol.wire import from_bytes, to_bytes
 from tests.keyholder.holder_process import HolderProcess, environment, fedkeep
 
 LABELS = 3
@@ -78,7 +78,9 @@ def profiles(count: int = 12) -> dict[int, Profile]:
 
 def sealed(published: PublishedKey, told: dict[int, Profile]) -> dict[int, bytes]:
     asked = ProfileRequest(published.key, published.nonce)
-    return {d: seal(published.key, replace(asked, device=d), profile) for d, profile in told.items()}
+    return {
+        d: seal(published.key, replace(asked, device=d), profile) for d, profile in told.items()
+    }
 
 
 def question(service: KeyService, told: dict[int, Profile], greedy: Greedy = Greedy()) -> AskPlan:
@@ -96,17 +98,24 @@ def assert_same(plan: Plan, plain: Plan) -> None:
 
 @pytest.mark.parametrize("quantities", ["even", "frequent"])
 def test_the_plan_is_the_plain_one_to_the_last_bit(service: KeyService, quantities: str) -> None:
-    greedy, told = Greedy(clients_per_label=2, labels_per_client=2, quantities=quantities), profiles()
+    greedy, told = (
+        Greedy(clients_per_label=2, labels_per_client=2, quantities=quantities),
+        profiles(),
+    )
     planned = ask(service, question(service, told, greedy))
-    plain = greedy.plan(Fleet.of(told))
+    plain = greedy.plan(FleetProfiles.of(told))
     assert_same(planned.plan, plain)
-    stayed = {device: profile for device, profile in told.items() if device != 7} | {99: Profile(4, np.ones(LABELS))}
+    stayed = {device: profile for device, profile in told.items() if device != 7} | {
+        99: Profile(4, np.ones(LABELS))
+    }
     again = ask(service, changed(question(service, stayed, greedy), before=planned.plan))
-    assert_same(again.plan, greedy.replan(plain, Fleet.of(stayed)))
+    assert_same(again.plan, greedy.replan(plain, FleetProfiles.of(stayed)))
     assert again.refused == ()
 
 
-def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(service: KeyService) -> None:
+def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(
+    service: KeyService,
+) -> None:
     told = profiles()
     bad = {
         1: Profile(5, np.array([np.nan, 1.0, 1.0])),
@@ -116,8 +125,16 @@ def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(service:
     }
     planned = ask(service, question(service, told | bad))
     reasons = {refusal.device: refusal.reason for refusal in planned.refused}
-    assert reasons == {1: "velocity-not-finite", 4: "bad-capacity", 7: "bad-capacity", 10: "velocity-shape"}
-    assert_same(planned.plan, Greedy().plan(Fleet.of({d: p for d, p in told.items() if d not in bad})))
+    assert reasons == {
+        1: "velocity-not-finite",
+        4: "bad-capacity",
+        7: "bad-capacity",
+        10: "velocity-shape",
+    }
+    assert_same(
+        planned.plan,
+        Greedy().plan(FleetProfiles.of({d: p for d, p in told.items() if d not in bad})),
+    )
 
 
 def test_a_server_that_swaps_replays_or_alters_seals_gains_nothing(service: KeyService) -> None:
@@ -144,7 +161,9 @@ def test_what_a_liar_claims_counts_as_in_a_plain_plan_and_the_server_does_not_he
 ) -> None:
     told = profiles() | {100: Profile(10**9, np.full(LABELS, 1e20))}
     planned = ask(service, question(service, told))
-    server = parse_fleet({"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}}).server()
+    server = parse_fleet(
+        {"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}}
+    ).server()
     server.coordinator = Greedy()
     plain, cut = server.coordinate(told)
     assert_same(planned.plan, plain)
@@ -153,7 +172,9 @@ def test_what_a_liar_claims_counts_as_in_a_plain_plan_and_the_server_does_not_he
     assert "device 100: a rate of 3e+20 counts as" in caplog.text
 
 
-def test_only_the_servers_certificate_gets_an_answer(made: Path, running: HolderProcess, tmp_path: Path) -> None:
+def test_only_the_servers_certificate_gets_an_answer(
+    made: Path, running: HolderProcess, tmp_path: Path
+) -> None:
     assert running.client.ask(AskKey(), PublishedKey).nonce
     provision(tmp_path / "foreign", ["localhost"], [], keyholder_hosts=["127.0.0.1"])
     as_keyholder = tmp_path / "as-keyholder"
@@ -163,7 +184,12 @@ def test_only_the_servers_certificate_gets_an_answer(made: Path, running: Holder
     shutil.copy(made / "credentials" / "ca.crt", as_keyholder)
     nobody = ssl.create_default_context(cafile=str(made / "credentials" / "ca.crt"))
     address = Address("127.0.0.1", running.port)
-    for tls in (secured(tmp_path / "foreign", "planner"), secured(as_keyholder, "planner"), nobody, None):
+    for tls in (
+        secured(tmp_path / "foreign", "planner"),
+        secured(as_keyholder, "planner"),
+        nobody,
+        None,
+    ):
         with pytest.raises(FedkeepError, match="does not answer"):
             KeyHolderClient(address, tls).ask(AskKey(), PublishedKey)
     assert running.client.ask(AskKey(), PublishedKey).nonce, "it still answers the server"
@@ -196,8 +222,10 @@ def test_the_plan_crosses_the_wire_whole(running: HolderProcess) -> None:
     planner.profiles |= sealed(PublishedKey(asked.key, asked.nonce), told)
     planned = planner.plan(0.0, told, None, LABELS)
     assert planned is not None
-    assert_same(planned.plan, Greedy(clients_per_label=2).plan(Fleet.of(told)))
-    running.client.ask(AskKey(), PublishedKey)  # as a restart of the key-holder does, it ends the nonce before
+    assert_same(planned.plan, Greedy(clients_per_label=2).plan(FleetProfiles.of(told)))
+    running.client.ask(
+        AskKey(), PublishedKey
+    )  # as a restart of the key-holder does, it ends the nonce before
     assert planner.plan(10.0, told, None, LABELS) is None
     assert planner.plan(20.0, told, None, LABELS) is None, "there is nothing to ask with"
     anew = planner.request(30.0)
@@ -217,11 +245,13 @@ def test_a_million_times_too_much_is_refused_before_it_is_read(running: HolderPr
 
 def test_questions_that_cannot_be_met_are_refused_with_the_reason(service: KeyService) -> None:
     good = question(service, profiles())
-    before = Greedy().plan(Fleet.numbered([3, 3], np.ones((2, LABELS))))
+    before = Greedy().plan(FleetProfiles.numbered([3, 3], np.ones((2, LABELS))))
     bad: dict[str, AskPlan] = {
         "outdated": changed(good, nonce=b"none"),
         "too few devices": changed(good, profiles=dict(list(good.profiles.items())[:2])),
-        "malformed plan": changed(good, before=replace(before, quotas=np.zeros((1, 1), dtype=np.int64))),
+        "malformed plan": changed(
+            good, before=replace(before, quotas=np.zeros((1, 1), dtype=np.int64))
+        ),
         "malformed": changed(good, greedy={"clients_per_label": 0}),
         "error": changed(good, greedy=Greedy(quantities="none such")),
     }
@@ -241,14 +271,21 @@ def test_where_too_few_are_left_the_offenders_are_named_all_the_same(service: Ke
     told = profiles(3) | {4: Profile(0, np.ones(LABELS))}
     reply = ask(service, question(service, told))
     assert reply.reason == "too few devices"
-    assert "a plan for 2 would tell of each: at least 3 are needed; device 4: bad-capacity" in reply.detail
+    assert (
+        "a plan for 2 would tell of each: at least 3 are needed; device 4: bad-capacity"
+        in reply.detail
+    )
 
 
 def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "keys", tmp_path / "keys")
     (tmp_path / "keys" / "secret.key").unlink()
-    command = fedkeep("keyholder", "serve", str(tmp_path / "keys"), "--insecure", "--listen", "127.0.0.1:0")
-    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)
+    command = fedkeep(
+        "keyholder", "serve", str(tmp_path / "keys"), "--insecure", "--listen", "127.0.0.1:0"
+    )
+    ended = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=60
+    )
     assert ended.returncode == 2
     assert ended.stderr.startswith("fedkeep: lost key: ")
     assert "put it back, or make another by `fedkeep keyholder create`" in ended.stderr
@@ -259,7 +296,9 @@ def test_the_command_line_makes_keys_and_says_what_devices_need(tmp_path: Path) 
     said = []
     for command in ("create", "show"):
         words = fedkeep("keyholder", command, str(tmp_path / "keys"))
-        ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=60)
+        ended = subprocess.run(
+            words, env=environment(), capture_output=True, text=True, check=True, timeout=60
+        )
         said.append(ended.stdout)
     key = public_half(open_key(tmp_path / "keys")).hex()
     assert f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"' in said[0] == said[1]
@@ -277,11 +316,16 @@ def test_plans_for_others_are_not_followed(caplog: pytest.LogCaptureFixture) -> 
         def ask(self, request: Any, expected: Any) -> Any:
             return PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else lies.pop()
 
-    good = Greedy().plan(Fleet.numbered([3, 3], np.ones((2, LABELS))))
-    wide = replace(good, quotas=np.zeros((2, LABELS + 1), dtype=np.int64), label_weights=np.ones(LABELS + 1))
+    good = Greedy().plan(FleetProfiles.numbered([3, 3], np.ones((2, LABELS))))
+    wide = replace(
+        good, quotas=np.zeros((2, LABELS + 1), dtype=np.int64), label_weights=np.ones(LABELS + 1)
+    )
     wrong = (replace(good, devices=np.array([7, 8])), wide, replace(good, quotas=-good.quotas))
     lies = [Planned(plan, ()) for plan in wrong]
-    lies += [Planned(good, (Refusal(device, "refused", "and planned for, or never asked"),)) for device in (1, 9)]
+    lies += [
+        Planned(good, (Rejection(device, "refused", "and planned for, or never asked"),))
+        for device in (1, 9)
+    ]
     while lies:
         planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())
         assert planner.request(0.0) is not None
@@ -303,5 +347,5 @@ def test_addresses_of_version_six() -> None:
 
 
 def test_what_is_no_reply_is_refused() -> None:
-    with pytest.raises(RefusedError, match="malformed"):
+    with pytest.raises(RejectedError, match="malformed"):
         from_bytes(to_bytes(AskKey()), KeyReply)

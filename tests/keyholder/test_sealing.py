@@ -13,10 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep import files
-from fedkeep.core.errors import ConfigError, RefusedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.types import Profile
-from fedkeep.keyholder.sealing import create_key, open_key, public_half, read_public_key, seal, unseal
-from fedkeep.link.messages import ProfileRequest
+from fedkeep.keyholder.sealing import (
+    create_key,
+    open_key,
+    public_half,
+    read_public_key,
+    seal,
+    unseal,
+)
+from fedkeep.protocol.messages import ProfileRequest
 
 LABELS, DEVICE = 3, 7
 SECRET = X25519PrivateKey.generate()
@@ -31,7 +38,9 @@ def test_what_was_sealed_is_opened_to_the_last_bit_and_no_two_seals_are_alike() 
     opened = unseal(SECRET, NONCE, DEVICE, sealed, LABELS)
     assert opened.capacity == PROFILE.capacity
     np.testing.assert_array_equal(opened.velocity, PROFILE.velocity)
-    assert not {sealed[start : start + 8] for start in range(len(sealed))} & {v.tobytes() for v in PROFILE.velocity}
+    assert not {sealed[start : start + 8] for start in range(len(sealed))} & {
+        v.tobytes() for v in PROFILE.velocity
+    }
     again = seal(PUBLIC, ASKED, PROFILE)
     assert len(again) == len(sealed) < 300
     assert again[:32] != sealed[:32], "a fresh key for every message"
@@ -47,33 +56,39 @@ def test_any_altered_byte_and_any_cut_breaks_the_seal(data: st.DataObject) -> No
     else:
         del sealed[place:]
     # the highest bit of an X25519 key means nothing, so that it is not among those to flip; it is bound all the same
-    with pytest.raises(RefusedError, match=r"broken seal|unusable public key"):
+    with pytest.raises(RejectedError, match=r"broken seal|unusable public key"):
         unseal(SECRET, NONCE, DEVICE, bytes(sealed), LABELS)
 
 
 def test_a_bit_of_the_fresh_key_that_the_curve_ignores_is_bound_as_well() -> None:
     sealed = bytearray(seal(PUBLIC, ASKED, PROFILE))
     sealed[31] ^= 128
-    with pytest.raises(RefusedError, match="broken seal"):
+    with pytest.raises(RejectedError, match="broken seal"):
         unseal(SECRET, NONCE, DEVICE, bytes(sealed), LABELS)
 
 
 @pytest.mark.parametrize(
     ("nonce", "device", "secret"),
-    [(NONCE, DEVICE + 1, SECRET), (bytes(16), DEVICE, SECRET), (NONCE, DEVICE, X25519PrivateKey.generate())],
+    [
+        (NONCE, DEVICE + 1, SECRET),
+        (bytes(16), DEVICE, SECRET),
+        (NONCE, DEVICE, X25519PrivateKey.generate()),
+    ],
     ids=["another device's", "replayed under a later nonce", "sealed to another key"],
 )
-def test_a_seal_opens_for_one_device_one_nonce_and_one_key(nonce: bytes, device: int, secret: X25519PrivateKey) -> None:
-    with pytest.raises(RefusedError, match="broken seal"):
+def test_a_seal_opens_for_one_device_one_nonce_and_one_key(
+    nonce: bytes, device: int, secret: X25519PrivateKey
+) -> None:
+    with pytest.raises(RejectedError, match="broken seal"):
         unseal(secret, nonce, device, seal(PUBLIC, ASKED, PROFILE), LABELS)
 
 
 def test_no_split_of_nonce_and_number_passes_for_another() -> None:
     """Device 2 under a nonce that ends in "1" is not device 12."""
-    with pytest.raises(RefusedError, match="nothing was sent"):
+    with pytest.raises(RejectedError, match="nothing was sent"):
         seal(PUBLIC, replace(ASKED, nonce=NONCE + b"1", device=2), PROFILE)
     shifted = seal(PUBLIC, replace(ASKED, nonce=NONCE[1:] + b"1", device=2), PROFILE)
-    with pytest.raises(RefusedError, match="broken seal"):
+    with pytest.raises(RejectedError, match="broken seal"):
         unseal(SECRET, NONCE, 12, shifted, LABELS)
 
 
@@ -88,17 +103,19 @@ def test_no_split_of_nonce_and_number_passes_for_another() -> None:
         (replace(ASKED, device=None), "profile request"),
     ],
 )
-def test_a_device_seals_for_no_other_key_and_no_other_form_of_request(asked: ProfileRequest, reason: str) -> None:
-    with pytest.raises(RefusedError, match=rf"{reason}: .*nothing was sent") as refused:
+def test_a_device_seals_for_no_other_key_and_no_other_form_of_request(
+    asked: ProfileRequest, reason: str
+) -> None:
+    with pytest.raises(RejectedError, match=rf"{reason}: .*nothing was sent") as refused:
         seal(PUBLIC, asked, PROFILE)
     assert len(str(refused.value)) < 300
 
 
 def test_keys_that_agree_on_nothing_secret_are_refused() -> None:
     weak = bytes(32)
-    with pytest.raises(RefusedError, match="unusable public key"):
+    with pytest.raises(RejectedError, match="unusable public key"):
         seal(weak, replace(ASKED, key=weak), PROFILE)
-    with pytest.raises(RefusedError, match="unusable public key"):
+    with pytest.raises(RejectedError, match="unusable public key"):
         unseal(SECRET, NONCE, DEVICE, weak + bytes(100), LABELS)
 
 
@@ -124,14 +141,16 @@ def test_keys_that_agree_on_nothing_secret_are_refused() -> None:
     ],
 )
 def test_a_malformed_profile_under_a_whole_seal_is_refused(profile: Any, reason: str) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(RejectedError) as refused:
         unseal(SECRET, NONCE, DEVICE, seal(PUBLIC, ASKED, profile), LABELS)
     assert refused.value.reason == reason
 
 
-@pytest.mark.parametrize("sealed", [b"", b"short", bytes(32), bytes(10 << 20)], ids=["empty", "short", "a key", "huge"])
+@pytest.mark.parametrize(
+    "sealed", [b"", b"short", bytes(32), bytes(10 << 20)], ids=["empty", "short", "a key", "huge"]
+)
 def test_what_is_no_sealed_profile_is_refused(sealed: bytes) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(RejectedError):
         unseal(SECRET, NONCE, DEVICE, sealed, LABELS)
 
 
@@ -147,15 +166,24 @@ def test_the_key_is_for_its_owner_kept_and_never_overwritten(tmp_path: Path) -> 
     assert stat.S_IMODE((tmp_path / "keys" / "secret.key").stat().st_mode) == 0o600
     secret = open_key(tmp_path / "keys")
     assert public_half(secret) == public
-    assert unseal(secret, NONCE, DEVICE, seal(public, replace(ASKED, key=public), PROFILE), LABELS).capacity == 5
+    assert (
+        unseal(
+            secret, NONCE, DEVICE, seal(public, replace(ASKED, key=public), PROFILE), LABELS
+        ).capacity
+        == 5
+    )
     with pytest.raises(ConfigError, match="has a key already"):
         create_key(tmp_path / "keys")
     assert open_key(tmp_path / "keys").private_bytes_raw() == secret.private_bytes_raw()
 
 
-def test_the_key_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(new: Path, path: Path) -> None:
-        assert stat.S_IMODE(new.stat().st_mode) == 0o600, "for its owner's eyes only from the first byte on"
+        assert stat.S_IMODE(new.stat().st_mode) == 0o600, (
+            "for its owner's eyes only from the first byte on"
+        )
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "put_in_place", full)
@@ -167,7 +195,7 @@ def test_the_key_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_lost_key_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match=r"lost key: .*keyholder create"):
+    with pytest.raises(RejectedError, match=r"lost key: .*keyholder create"):
         open_key(tmp_path)
 
 
@@ -176,10 +204,14 @@ def test_a_damaged_key_is_one_sentence_wherever_the_damage_is(tmp_path: Path) ->
     whole = (tmp_path / "secret.key").read_text()
     for place in range(len(whole) - 1):
         other = "1" if whole[place] == "0" else "0"
-        damaged = [f"{whole[:place]}{letter}{whole[place + 1 :]}" for letter in (other, "z")] + [whole[:place]]
+        damaged = [f"{whole[:place]}{letter}{whole[place + 1 :]}" for letter in (other, "z")] + [
+            whole[:place]
+        ]
         if place in (1, 62):
             del damaged[0]  # some bits there mean nothing to X25519
         for content in damaged:
             (tmp_path / "secret.key").write_text(content)
-            with pytest.raises(RefusedError, match=r"^damaged key: .* is not as it was written: put it back$"):
+            with pytest.raises(
+                RejectedError, match=r"^damaged key: .* is not as it was written: put it back$"
+            ):
                 open_key(tmp_path)

@@ -12,7 +12,7 @@ pytest.importorskip("onnxscript", reason="needs the export extra")
 from torch import nn
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.slices import deferred, slice_of
 from fedkeep.learn import torch_measurements
 from fedkeep.learn.backends import TracedMeasurements
@@ -62,7 +62,11 @@ def test_inner_products_are_those_of_the_gradients(
     rng, start = np.random.default_rng(1), learner.initial(0)
     models = [start + rng.normal(0, 0.05, learner.size).astype("f4") for _ in range(2)]
     old, new = [learner.probe(m).measure(batch) for m in models]
-    kind = "TracedMeasurements" if n == 9 and name.startswith("chain") else KINDS.get(name, type(old).__name__)
+    kind = (
+        "TracedMeasurements"
+        if n == 9 and name.startswith("chain")
+        else KINDS.get(name, type(old).__name__)
+    )
     assert type(old).__name__ == kind
     written = WrittenOut(case, learner.gradient_size)
     a, b = (written.gradients(m, batch) for m in models)
@@ -74,7 +78,9 @@ def test_inner_products_are_those_of_the_gradients(
     np.testing.assert_allclose(new.weighted_gradient(weights), weights @ b / n, rtol=0, atol=1e-5)
     if name == "onnx":
         learner.probe(start)  # the sessions of both models are their own
-        np.testing.assert_allclose(old.inner(new) / scale, (a * b).sum(1) / scale, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            old.inner(new) / scale, (a * b).sum(1) / scale, rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in MEASURED if name != "onnx"])
@@ -87,16 +93,22 @@ def test_many_devices_measure_inner_products_as_they_would_alone(name: str, fold
     before, after = learner.measure_many(old, batches), learner.measure_many([new] * 4, batches)
     for c, batch in enumerate(batches):
         alone = [learner.probe(m).measure(batch) for m in (old[c], new)]
-        np.testing.assert_allclose(before[c].inner(after[c]), alone[0].inner(alone[1]), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            before[c].inner(after[c]), alone[0].inner(alone[1]), rtol=1e-4, atol=1e-6
+        )
         weights = np.random.default_rng(c).uniform(0, 2, len(batch))
         for many, one in zip((before[c], after[c]), alone, strict=True):
-            np.testing.assert_allclose(many.weighted_gradient(weights), one.weighted_gradient(weights), atol=1e-6)
+            np.testing.assert_allclose(
+                many.weighted_gradient(weights), one.weighted_gradient(weights), atol=1e-6
+            )
             np.testing.assert_allclose(many.norms(), one.norms(), rtol=1e-4, atol=1e-6)
     chained = name.startswith("chain") or isinstance(learner, DenseLearner)
     assert isinstance(before[0], TracedMeasurements) == chained
 
 
-def test_deferred_measurements_have_the_inner_products_of_what_they_stand_for_and_parts_have_none() -> None:
+def test_deferred_measurements_have_the_inner_products_of_what_they_stand_for_and_parts_have_none() -> (
+    None
+):
     learner, batch = DenseLearner((6, 5, 3)), batch_of(CASES["dense"], 8)
     old, new = (learner.probe(learner.initial(seed)).measure(batch) for seed in (0, 1))
     expected = old.inner(new)
@@ -121,7 +133,9 @@ def test_the_tail_is_as_long_as_the_last_layers_are() -> None:
 
 def test_a_chain_that_one_pass_would_see_wrongly_is_measured_one_by_one() -> None:
     """A linear layer at several places, and logits that come from no linear layer."""
-    along = torch_case(lambda: nn.Sequential(nn.Linear(4, 5), nn.Flatten(), nn.Linear(15, 3)), (3, 4), 3)
+    along = torch_case(
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Flatten(), nn.Linear(15, 3)), (3, 4), 3
+    )
     pooled = torch_case(lambda: nn.Sequential(nn.Conv1d(2, 3, 4), nn.Flatten()), (2, 4), 3)
     for case in (along, pooled):
         learner = cast("FleetLearner", case.learner(Path()))

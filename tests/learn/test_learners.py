@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.ports import FleetLearner, Job
+from fedkeep.core.protocols import FleetLearner, TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn import torch_models
 from fedkeep.learn.dense_learner import DenseLearner
@@ -31,7 +31,9 @@ QUANTITIES = ("losses", "norms", "head_norms", "mean_gradient", "activations")
 
 def batch_of(shape: tuple[int, ...], classes: int, n: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(0, classes, n), np.arange(n))
+    return Batch(
+        rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(0, classes, n), np.arange(n)
+    )
 
 
 class Centred(nn.Module):
@@ -81,7 +83,9 @@ class Attentive(nn.Module):
         return self.last(self.attention(x, x, x, need_weights=False)[0].mean(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("learner", [DenseLearner((6, 5, 3)), TorchLearner(lambda: har_dnn(6, 5, 3))])
+@pytest.mark.parametrize(
+    "learner", [DenseLearner((6, 5, 3)), TorchLearner(lambda: har_dnn(6, 5, 3))]
+)
 def test_projections_are_directional_derivatives(learner: FleetLearner) -> None:
     model, batch = learner.initial(0), batch_of((6,), 3, 8)
     direction = np.random.default_rng(1).normal(size=model.size).astype(np.float32)
@@ -106,8 +110,12 @@ def test_chunks_do_not_matter(factory: Callable[[], nn.Module], last_layers: int
     direction = whole.initial(1)[-whole.gradient_size :]
     one, other = whole.probe(model).measure(batch), cut.probe(model).measure(batch)
     for quantity in QUANTITIES:
-        np.testing.assert_allclose(getattr(one, quantity)(), getattr(other, quantity)(), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(one.projections(direction), other.projections(direction), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            getattr(one, quantity)(), getattr(other, quantity)(), rtol=1e-4, atol=1e-6
+        )
+    np.testing.assert_allclose(
+        one.projections(direction), other.projections(direction), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_what_does_not_fit_in_memory_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +135,7 @@ def test_a_probe_is_frozen(name: str) -> None:
     probe = learner.probe(model)
     before = probe.measure(batch).losses()
     model += 1.0
-    learner.train(model, Job(batch, np.ones(4), 0), LocalTraining(0.1, 1))
+    learner.train(model, TrainingJob(batch, np.ones(4), 0), LocalTraining(0.1, 1))
     learner.logits(model, batch.x)
     np.testing.assert_array_equal(probe.measure(batch).losses(), before)
 
@@ -140,16 +148,22 @@ def test_the_same_seed_gives_the_same_model(learner: FleetLearner) -> None:
 
 
 def test_dropout_acts_in_training_only_and_by_the_seed() -> None:
-    learner = TorchLearner(lambda: nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3)))
+    learner = TorchLearner(
+        lambda: nn.Sequential(nn.Linear(6, 20), nn.Dropout(0.5), nn.Linear(20, 3))
+    )
     model, batch = learner.initial(0), batch_of((6,), 3, 5)
     probe, local = learner.probe(model), LocalTraining(0.1, 2)
     np.testing.assert_array_equal(probe.measure(batch).losses(), probe.measure(batch).losses())
-    trained = [learner.train(model, Job(batch, np.ones(5), seed), local) for seed in (1, 1, 2)]
+    trained = [
+        learner.train(model, TrainingJob(batch, np.ones(5), seed), local) for seed in (1, 1, 2)
+    ]
     np.testing.assert_array_equal(trained[0], trained[1])
     assert not np.array_equal(trained[0], trained[2])
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.InstanceNorm1d(6, track_running_stats=True)])
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(6), nn.InstanceNorm1d(6, track_running_stats=True)]
+)
 def test_layers_that_couple_samples_are_refused(layer: nn.Module) -> None:
     with pytest.raises(FedkeepError, match="mixes the samples of a batch"):
         TorchLearner(lambda: nn.Sequential(layer, nn.Linear(6, 3)))
@@ -162,14 +176,20 @@ def test_unforeseen_coupling_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("factory", [SequenceFirst, Recurrent, Attentive])
-def test_what_closed_forms_would_get_wrong_goes_through_autograd(factory: Callable[[], nn.Module]) -> None:
+def test_what_closed_forms_would_get_wrong_goes_through_autograd(
+    factory: Callable[[], nn.Module],
+) -> None:
     learner = TorchLearner(factory)
     model, batch = learner.initial(0), batch_of((7, 4), 3, 5)
     direction = learner.initial(1)
     seen = learner.probe(model).measure(batch)
     assert isinstance(seen, AutogradMeasurements)
-    alone = [learner.probe(model).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(5)]
-    np.testing.assert_allclose(seen.projections(direction), np.stack(alone) @ direction, rtol=1e-3, atol=1e-5)
+    alone = [
+        learner.probe(model).measure(batch.take(slice(i, i + 1))).mean_gradient() for i in range(5)
+    ]
+    np.testing.assert_allclose(
+        seen.projections(direction), np.stack(alone) @ direction, rtol=1e-3, atol=1e-5
+    )
     np.testing.assert_allclose(seen.norms(), np.linalg.norm(alone, axis=1), rtol=1e-4)
 
 
@@ -198,7 +218,9 @@ class Ending(nn.Module):
 
 
 @pytest.mark.parametrize(("factory", "width"), [(Shifted, 4), (Ending, 28)])
-def test_activations_are_those_of_any_last_layer(factory: Callable[[], nn.Module], width: int) -> None:
+def test_activations_are_those_of_any_last_layer(
+    factory: Callable[[], nn.Module], width: int
+) -> None:
     learner = TorchLearner(factory)
     seen = learner.probe(learner.initial(0)).measure(batch_of((7, 4), 3, 5))
     assert isinstance(seen, AutogradMeasurements)
@@ -251,4 +273,6 @@ def test_unknown_names_and_options_are_explained() -> None:
 def test_a_vector_of_another_model_is_refused(name: str) -> None:
     shape, classes = TASKS[name]
     with pytest.raises(FedkeepError, match="does not fit a model"):
-        learner_for(name, shape, classes).logits(np.zeros(3, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32))
+        learner_for(name, shape, classes).logits(
+            np.zeros(3, dtype=np.float32), np.zeros((1, *shape), dtype=np.float32)
+        )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.ports import Job
+from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.onnx_learner import OnnxLearner
 from fedkeep.testing import check_learner
@@ -24,7 +24,10 @@ from fedkeep.learn.torch_learner import TorchLearner
 
 def small() -> torch.nn.Module:
     return torch.nn.Sequential(
-        torch.nn.Conv1d(2, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32, 5)
+        torch.nn.Conv1d(2, 4, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(32, 5),
     )
 
 
@@ -37,7 +40,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batch(n: int) -> Batch:
     rng = np.random.default_rng(n)
-    return Batch(rng.standard_normal((n, 2, 8)).astype(np.float32), rng.integers(0, 5, n), np.arange(n))
+    return Batch(
+        rng.standard_normal((n, 2, 8)).astype(np.float32), rng.integers(0, 5, n), np.arange(n)
+    )
 
 
 def test_it_obeys_the_laws_of_learners(exported: Path) -> None:
@@ -55,16 +60,20 @@ def test_it_measures_what_torch_measures_under_any_model(exported: Path, n: int)
         mine, other = ours.probe(model).measure(batch(n)), theirs.probe(model).measure(batch(n))
         if first == "losses":
             np.testing.assert_allclose(mine.losses(), other.losses(), atol=1e-5)
-        np.testing.assert_allclose(mine.projections(direction), other.projections(direction), atol=1e-5)
+        np.testing.assert_allclose(
+            mine.projections(direction), other.projections(direction), atol=1e-5
+        )
         np.testing.assert_allclose(mine.norms(), other.norms(), atol=1e-5)
         np.testing.assert_allclose(mine.mean_gradient(), other.mean_gradient(), atol=1e-5)
-    np.testing.assert_allclose(ours.logits(model, batch(n).x), theirs.logits(model, batch(n).x), atol=1e-5)
+    np.testing.assert_allclose(
+        ours.logits(model, batch(n).x), theirs.logits(model, batch(n).x), atol=1e-5
+    )
 
 
 def test_training_moves_the_head_and_nothing_else(exported: Path) -> None:
     learner = OnnxLearner(exported)
     model = learner.initial(0)
-    trained = learner.train(model, Job(batch(20), np.ones(20), 0), LocalTraining(0.1, 3))
+    trained = learner.train(model, TrainingJob(batch(20), np.ones(20), 0), LocalTraining(0.1, 3))
     body = learner.size - learner.gradient_size
     assert np.array_equal(trained[:body], model[:body])
     assert not np.array_equal(trained[body:], model[body:])
@@ -86,7 +95,9 @@ def test_safetensors_are_loaded_and_pickles_refused(tmp_path: Path) -> None:
     save_file(module.state_dict(), tmp_path / "w.safetensors")
     other = small()
     load_weights(other, tmp_path / "w.safetensors")
-    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True)
+    )
     torch.save(module.state_dict(), tmp_path / "w.pt")
     with pytest.raises(DataError, match="holds a pickle"):
         load_weights(other, tmp_path / "w.pt")
@@ -104,10 +115,14 @@ def test_models_that_cannot_be_valued_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give it by --shape"):
         export(small, None, None, tmp_path / "x.onnx")
     with pytest.raises(ConfigError, match="last layer"):
-        export(lambda: torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3)), (2, 8), None, tmp_path / "x.onnx")
+        export(
+            lambda: torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3)), (2, 8), None, tmp_path / "x.onnx"
+        )
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04zip", b"\x80\x04pickle", b"plain text", bytes(100)])
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04zip", b"\x80\x04pickle", b"plain text", bytes(100)]
+)
 def test_files_that_are_no_models_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(DataError):
@@ -128,7 +143,14 @@ def test_the_command_exports_and_checks(tmp_path: Path) -> None:
     )
     sys.path.insert(0, str(tmp_path))
     out = tmp_path / "m.onnx"
-    command = ["export", "exported_models:make", "--weights", str(tmp_path / "w.safetensors"), "--out", str(out)]
+    command = [
+        "export",
+        "exported_models:make",
+        "--weights",
+        str(tmp_path / "w.safetensors"),
+        "--out",
+        str(out),
+    ]
     done = CliRunner().invoke(app, command)
     sys.path.remove(str(tmp_path))
     assert "agrees with torch" in done.output, done.output

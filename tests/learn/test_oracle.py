@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.types import AnyArray, Batch
 from fedkeep.learn import torch_models as models
 from fedkeep.learn.dense_learner import DenseLearner
@@ -85,17 +85,23 @@ CASES = [
 
 def batch_of(shape: tuple[int, ...], classes: int, n: int = 6, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(0, classes, n), np.arange(n))
+    return Batch(
+        rng.normal(size=(n, *shape)).astype(np.float32), rng.integers(0, classes, n), np.arange(n)
+    )
 
 
-def gradients_one_by_one(module: torch.nn.Module, batch: Batch) -> tuple[AnyArray, list[list[AnyArray]]]:
+def gradients_one_by_one(
+    module: torch.nn.Module, batch: Batch
+) -> tuple[AnyArray, list[list[AnyArray]]]:
     """The loss and the gradient by each parameter, for one sample after the other, in float64."""
     module = module.double().eval()
     losses, rows = [], []
     for x, y in zip(torch.from_numpy(batch.x).double(), torch.from_numpy(batch.y), strict=True):
         loss = torch.nn.functional.cross_entropy(module(x[None]), y[None])
         losses.append(loss.item())
-        rows.append([g.numpy().ravel() for g in torch.autograd.grad(loss, list(module.parameters()))])
+        rows.append(
+            [g.numpy().ravel() for g in torch.autograd.grad(loss, list(module.parameters()))]
+        )
     return np.array(losses), rows
 
 
@@ -105,7 +111,9 @@ def with_model(factory: Factory, model: AnyArray) -> torch.nn.Module:
     return module
 
 
-def check_against_loop(learner: FleetLearner, factory: Factory, batch: Batch, head_parameters: int) -> None:
+def check_against_loop(
+    learner: FleetLearner, factory: Factory, batch: Batch, head_parameters: int
+) -> None:
     model = learner.initial(3)
     direction = np.random.default_rng(1).normal(size=learner.gradient_size).astype(np.float32)
     losses, rows = gradients_one_by_one(with_model(factory, model), batch)
@@ -118,7 +126,9 @@ def check_against_loop(learner: FleetLearner, factory: Factory, batch: Batch, he
     np.testing.assert_allclose(seen.norms(), norms, rtol=RELATIVE)
     np.testing.assert_allclose(seen.head_norms(), np.linalg.norm(heads, axis=1), rtol=RELATIVE)
     scale = norms.max() * np.linalg.norm(direction)
-    np.testing.assert_allclose(seen.projections(direction), gradients @ direction, atol=RELATIVE * scale)
+    np.testing.assert_allclose(
+        seen.projections(direction), gradients @ direction, atol=RELATIVE * scale
+    )
     mean = gradients.mean(axis=0)
     np.testing.assert_allclose(seen.mean_gradient(), mean, atol=RELATIVE * np.abs(mean).max())
     for scores in (seen.losses(), seen.norms(), seen.head_norms(), seen.projections(direction)):
@@ -133,7 +143,9 @@ def check_against_loop(learner: FleetLearner, factory: Factory, batch: Batch, he
 def test_torch_equals_one_by_one_backprop(name: str, last_layers: int | None, n: int) -> None:
     factory, shape, classes = NETWORKS[name]
     learner = TorchLearner(factory, last_layers)
-    check_against_loop(learner, factory, batch_of(shape, classes, n), head_parameters=1 if name == "strange" else 2)
+    check_against_loop(
+        learner, factory, batch_of(shape, classes, n), head_parameters=1 if name == "strange" else 2
+    )
 
 
 @pytest.mark.parametrize("last_layers", [None, 1, 2])
@@ -148,7 +160,9 @@ def test_numpy_equals_one_by_one_backprop(widths: tuple[int, ...], last_layers: 
             layers += [torch.nn.Linear(fan_in, fan_out), torch.nn.ReLU()]
         return torch.nn.Sequential(*layers[:-1])
 
-    check_against_loop(DenseLearner(widths, last_layers), factory, batch_of(widths[:1], widths[-1]), 2)
+    check_against_loop(
+        DenseLearner(widths, last_layers), factory, batch_of(widths[:1], widths[-1]), 2
+    )
 
 
 @pytest.mark.parametrize("last_layers", [None, 1, 2, 3])
@@ -162,6 +176,8 @@ def test_autograd_measurements_agree_with_closed_forms(last_layers: int | None) 
     np.testing.assert_allclose(fast.losses(), slow.losses(), rtol=RELATIVE)
     np.testing.assert_allclose(fast.norms(), slow.norms(), rtol=RELATIVE)
     np.testing.assert_allclose(fast.head_norms(), slow.head_norms(), rtol=RELATIVE)
-    np.testing.assert_allclose(fast.projections(direction), slow.projections(direction), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        fast.projections(direction), slow.projections(direction), rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(fast.mean_gradient(), slow.mean_gradient(), atol=1e-6)
     np.testing.assert_array_equal(fast.activations(), slow.activations())

@@ -27,10 +27,19 @@ def test_weighted_gradients_are_the_weighted_mean_of_single_ones(make, last_laye
     torch.manual_seed(0)
     learner = TorchLearner(make, last_layers=last_layers)
     rng = np.random.default_rng(0)
-    samples = Batch(rng.normal(size=(300, 1, 6, 6)).astype(np.float32), rng.integers(0, 4, 300), np.arange(300))
+    samples = Batch(
+        rng.normal(size=(300, 1, 6, 6)).astype(np.float32), rng.integers(0, 4, 300), np.arange(300)
+    )
     weights = rng.uniform(0, 2, 300)
     probe = learner.probe(learner.initial(0))
-    each = [probe.measure(samples.take(slice(i, i + 1))).mean_gradient().astype(np.float64) for i in range(300)]
+    each = [
+        probe.measure(samples.take(slice(i, i + 1))).mean_gradient().astype(np.float64)
+        for i in range(300)
+    ]
     measured = probe.measure(samples)
-    np.testing.assert_allclose(measured.weighted_gradient(weights), weights @ np.array(each) / 300, atol=1e-5)
-    np.testing.assert_allclose(measured.weighted_gradient(np.ones(300)), measured.mean_gradient(), atol=1e-6)
+    np.testing.assert_allclose(
+        measured.weighted_gradient(weights), weights @ np.array(each) / 300, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        measured.weighted_gradient(np.ones(300)), measured.mean_gradient(), atol=1e-6
+    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedkeep.core.ports import Job, Learner
+from fedkeep.core.protocols import Learner, TrainingJob
 from fedkeep.core.types import AnyArray, Batch, FloatArray, LocalTraining, Vector
 from fedkeep.learn.backends import minibatches
 from fedkeep.learn.dense_learner import DenseLearner
@@ -32,7 +32,10 @@ class Case:
 
 
 def torch_case(
-    module: Callable[[], nn.Module], shape: tuple[int, ...], labels: int, last_layers: int | None = None
+    module: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    labels: int,
+    last_layers: int | None = None,
 ) -> Case:
     return Case(lambda _: TorchLearner(module, last_layers), module, shape, labels)
 
@@ -51,7 +54,9 @@ def exported(folder: Path) -> Learner:
 
 
 CASES = {
-    "softmax": Case(lambda _: DenseLearner((6, 4)), lambda: nn.Sequential(nn.Linear(6, 4)), (6,), 4),
+    "softmax": Case(
+        lambda _: DenseLearner((6, 4)), lambda: nn.Sequential(nn.Linear(6, 4)), (6,), 4
+    ),
     "dense": Case(lambda _: DenseLearner((6, 5, 3)), lambda: har_dnn(6, 5, 3), (6,), 3),
     "dense-last": Case(lambda _: DenseLearner((6, 5, 3), 1), lambda: har_dnn(6, 5, 3), (6,), 3),
     "chain-pictures": torch_case(lenet, (1, 28, 28), 10),
@@ -66,31 +71,46 @@ CASES = {
 
 def batch_of(case: Case, n: int, seed: int = 0) -> Batch:
     rng = np.random.default_rng(seed)
-    return Batch(rng.normal(size=(n, *case.shape)).astype(np.float32), rng.integers(0, case.labels, n), np.arange(n))
+    return Batch(
+        rng.normal(size=(n, *case.shape)).astype(np.float32),
+        rng.integers(0, case.labels, n),
+        np.arange(n),
+    )
 
 
 class WrittenOut:
     """A module in double precision."""
 
     def __init__(self, case: Case, valued: int) -> None:
-        self._module, self._valued, self._frozen_body = case.module().double(), valued, case.frozen_body
+        self._module, self._valued, self._frozen_body = (
+            case.module().double(),
+            valued,
+            case.frozen_body,
+        )
 
     def gradient(self, model: AnyArray, x: AnyArray, y: int) -> FloatArray:
         """The gradient of one sample's loss by all parameters."""
         leaves, start = {}, 0
         for name, parameter in self._module.named_parameters():
-            part = torch.tensor(model[start : start + parameter.numel()], dtype=torch.float64).view(parameter.shape)
+            part = torch.tensor(model[start : start + parameter.numel()], dtype=torch.float64).view(
+                parameter.shape
+            )
             leaves[name], start = part.requires_grad_(), start + parameter.numel()
-        logits: Tensor = functional_call(self._module, leaves, (torch.tensor(x[None], dtype=torch.float64),))
+        logits: Tensor = functional_call(
+            self._module, leaves, (torch.tensor(x[None], dtype=torch.float64),)
+        )
         parts = torch.autograd.grad(cross_entropy(logits, torch.tensor([y])), list(leaves.values()))
         return torch.cat([part.reshape(-1) for part in parts]).numpy()
 
     def gradients(self, model: AnyArray, batch: Batch) -> FloatArray:
         """The gradients of all samples by the valued parameters, (n, G)."""
-        rows = [self.gradient(model, x, int(y))[-self._valued :] for x, y in zip(batch.x, batch.y, strict=True)]
+        rows = [
+            self.gradient(model, x, int(y))[-self._valued :]
+            for x, y in zip(batch.x, batch.y, strict=True)
+        ]
         return np.stack(rows)
 
-    def trained(self, model: Vector, job: Job, local: LocalTraining) -> FloatArray:
+    def trained(self, model: Vector, job: TrainingJob, local: LocalTraining) -> FloatArray:
         """w <- w - eta [sum_i gamma_i grad l_i(w) / sum_i gamma_i + correction + mu (w - w_0)], step by step."""
         w = model.astype(np.float64)
         for index in minibatches(len(job.batch), local, job.seed):

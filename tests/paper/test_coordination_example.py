@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fedkeep.core.coordination import Greedy
-from fedkeep.core.fleet import Fleet
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.profiles import FleetProfiles
 
-EXAMPLE = Fleet.numbered([20, 40, 20], [[400, 200, 300], [200, 300, 200], [300, 0, 400]])
+EXAMPLE = FleetProfiles.numbered([20, 40, 20], [[400, 200, 300], [200, 300, 200], [300, 0, 400]])
 
 
 @pytest.mark.parametrize("improve_up_to", [0, 1000])

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.core.types import LocalTraining, Report, State, TrainOrder
-from fedkeep.privacy.guard import Guard
-from fedkeep.privacy.ledger import LedgerFile
+from fedkeep.privacy.accountant import LedgerFile
+from fedkeep.privacy.mechanism import DPMechanism
 from fedkeep.privacy.options import PrivacyOptions
 
 P = 16
@@ -26,7 +26,9 @@ def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
     """The device: one report after the other, each a byte in the outbox once it has left."""
     file = LedgerFile(path)
     waiting: list[State] = []
-    guard = Guard(OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros)
+    guard = DPMechanism(
+        OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros
+    )
     order = TrainOrder(0, np.zeros(P, np.float32), None, LocalTraining(0.1, 1))
     for number in itertools.count(1):
         fresh = np.full(P, 0.1 / number, np.float32)

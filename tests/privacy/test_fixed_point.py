@@ -5,13 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.errors import RefusedError
-from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint
+from fedkeep.core.errors import RejectedError
+from fedkeep.privacy.secagg.fixed_point import WORD, Differences, FixedPoint
 
 
 @settings(deadline=None)
 @given(st.floats(1e-3, 1e6), st.integers(1, 500), st.integers(0, 2**32))
-def test_a_sum_never_overflows_and_is_off_by_half_a_step_a_device(bound: float, summands: int, seed: int) -> None:
+def test_a_sum_never_overflows_and_is_off_by_half_a_step_a_device(
+    bound: float, summands: int, seed: int
+) -> None:
     grid = FixedPoint(bound, summands)
     values = np.random.default_rng(seed).choice([-bound, bound, bound / 3], size=(summands, 4))
     values[:, 0] = bound
@@ -24,11 +26,11 @@ def test_a_sum_never_overflows_and_is_off_by_half_a_step_a_device(bound: float, 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.01, -1e30])
 def test_what_a_sum_would_hide_is_refused_before_it_is_masked(value: float) -> None:
-    with pytest.raises(RefusedError, match="nothing was sent"):
+    with pytest.raises(RejectedError, match="nothing was sent"):
         FixedPoint(1.0, 10).encode(np.array([0.0, value]))
 
 
-class Fleet:
+class FleetProfiles:
     """Devices that send differences, some of whose reports get lost on the way."""
 
     def __init__(self, count: int, grid: FixedPoint) -> None:
@@ -59,12 +61,14 @@ class Fleet:
 
 
 @settings(deadline=None)
-@given(st.lists(st.dictionaries(st.integers(0, 4), st.booleans()), max_size=12), st.integers(0, 2**32))
+@given(
+    st.lists(st.dictionaries(st.integers(0, 4), st.booleans()), max_size=12), st.integers(0, 2**32)
+)
 def test_differences_add_up_to_the_latest_of_every_device_whatever_gets_lost(
     rounds: list[dict[int, bool]], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    fleet = Fleet(5, FixedPoint(1.0, 5))
+    fleet = FleetProfiles(5, FixedPoint(1.0, 5))
     for number, participants in enumerate(rounds):
         fleet.round(number, participants, rng.uniform(-1, 1, (5, 2)))
         restored = Differences(2)
@@ -75,7 +79,7 @@ def test_differences_add_up_to_the_latest_of_every_device_whatever_gets_lost(
 
 
 def test_rebasing_forgets_those_who_left() -> None:
-    fleet = Fleet(3, FixedPoint(1.0, 3))
+    fleet = FleetProfiles(3, FixedPoint(1.0, 3))
     values = np.array([[0.5, 0.5], [0.25, 0.25], [0.125, 0.125]])
     fleet.round(0, {0: True, 1: True, 2: True}, values)
     fleet.rebase()
@@ -89,5 +93,5 @@ def test_a_device_that_lost_its_memory_does_not_count_twice() -> None:
     device = Differences(2)
     assert device.knows(b"")
     assert not device.knows(b"session 1")
-    with pytest.raises(RefusedError, match="lost estimator"):
+    with pytest.raises(RejectedError, match="lost estimator"):
         device.send(np.ones(2, np.uint64), b"session 2", counted=b"session 1")

@@ -47,7 +47,9 @@ def test_opacus_agrees_with_the_amplification_by_poisson_sampling() -> None:
 def _opacus_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        accountants = pytest.importorskip("opacus.accountants", reason="opacus, the cross-check, is missing")
+        accountants = pytest.importorskip(
+            "opacus.accountants", reason="opacus, the cross-check, is missing"
+        )
         accountant = accountants.PRVAccountant()
         accountant.history = [(noise, rate, steps)]
         return float(accountant.get_epsilon(delta))

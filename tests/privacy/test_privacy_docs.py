@@ -35,5 +35,7 @@ def test_every_option_is_on_the_page() -> None:
 
     from fedkeep.privacy.options import PrivacyOptions
 
-    missing = [field.name for field in fields(PrivacyOptions) if f"`{field.name}" not in PAGE.read_text()]
+    missing = [
+        field.name for field in fields(PrivacyOptions) if f"`{field.name}" not in PAGE.read_text()
+    ]
     assert missing == []

@@ -10,8 +10,8 @@ from fedkeep.core.types import Report
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 pytest.importorskip("cryptography", reason="needs the privacy extra")
 
-from fedkeep.privacy.fixed_point import WORD, Differences, FixedPoint, Words
-from fedkeep.privacy.secure_sum import MaskingDevice, SumServer
+from fedkeep.privacy.secagg.fixed_point import WORD, Differences, FixedPoint, Words
+from fedkeep.privacy.secagg.protocol import AggregationSession, MaskingDevice
 from tests.privacy.weighting import weighted, weighted_mean
 
 P, DEVICES = 12, 8
@@ -22,8 +22,10 @@ GRID = FixedPoint(bound=1.0, summands=DEVICES)
 def summed(session: bytes, sent: dict[int, Words], dropped: set[int]) -> Words:
     """The sum over those who did not drop out after the keys were shared; the server sees nothing else."""
     threshold = len(sent) // 2 + 1
-    devices = {d: MaskingDevice(d, session, threshold, words.tobytes()) for d, words in sent.items()}
-    server = SumServer(session, threshold, P + 1)
+    devices = {
+        d: MaskingDevice(d, session, threshold, words.tobytes()) for d, words in sent.items()
+    }
+    server = AggregationSession(session, threshold, P + 1)
     roster = server.open({d: device.keys() for d, device in devices.items()})
     envelopes = server.route({d: device.share(roster.keys) for d, device in devices.items()})
     for d in sent.keys() - dropped:
@@ -43,7 +45,9 @@ def test_the_global_gradient_estimate_is_that_of_eq_8_whoever_drops_out() -> Non
         gradients = {d: rng.uniform(-1, 1, P).astype(np.float32) for d in present}
         session = f"run/{round_}".encode()
         sent = {
-            d: senders[d].send(GRID.encode(weighted(gradients[d], RATES[d])), session, counted.get(d, b""))
+            d: senders[d].send(
+                GRID.encode(weighted(gradients[d], RATES[d])), session, counted.get(d, b"")
+            )
             for d in present
         }
         running = running + summed(session, sent, dropped)
@@ -59,7 +63,11 @@ def test_the_model_is_that_of_federated_averaging() -> None:
     rng = np.random.default_rng(1)
     model = rng.normal(size=P).astype(np.float32)
     updates = {d: rng.uniform(-0.5, 0.5, P).astype(np.float32) for d in range(5)}
-    reports = [Report(0, model + u, float(RATES[d]), 1, 1, None) for d, u in updates.items() if d != 2]
-    total = summed(b"run/0", {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2})
+    reports = [
+        Report(0, model + u, float(RATES[d]), 1, 1, None) for d, u in updates.items() if d != 2
+    ]
+    total = summed(
+        b"run/0", {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2}
+    )
     mean = weighted_mean(GRID.decode(total))
     np.testing.assert_allclose(model + mean, Aggregation().aggregate(model, reports), atol=1e-6)

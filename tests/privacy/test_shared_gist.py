@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.agent.assembly import privacy_options
+from fedkeep.config.experiment import resolve
+from fedkeep.config.method import parse_fleet
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.policies.draw import Draw
+from fedkeep.core.policies.draw import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
-from fedkeep.fleet.specification import parse_fleet
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.privacy.accountant import BudgetSpentError, PrivacyLedger
 from fedkeep.privacy.gaussian import epsilon_spent
-from fedkeep.privacy.guard import Guard
-from fedkeep.privacy.ledger import BudgetSpentError, Ledger
+from fedkeep.privacy.mechanism import DPMechanism
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.sim.experiment import resolve
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -30,8 +30,17 @@ CLIP = 0.25
 
 def device(name: str, clip: float | None = CLIP) -> Device:
     gist = GistOptions(name)  # type: ignore[arg-type]
-    made = Device(LEARNER, Draw(), capacity=4, sample_shape=(3,), labels=2, gist=gist, clip=clip, seed=3)
-    made.install(LEARNER.initial(0))
+    made = Device(
+        LEARNER,
+        BalancedReservoir(),
+        capacity=4,
+        sample_shape=(3,),
+        labels=2,
+        gist=gist,
+        clip=clip,
+        seed=3,
+    )
+    made.set_model(LEARNER.initial(0))
     return made
 
 
@@ -43,7 +52,9 @@ def world(seed: int, scale: float = 1.0) -> Batch:
 
 def order(round_: int) -> TrainOrder:
     model = LEARNER.initial(0) + np.float32(0.01 * round_) * LEARNER.initial(1)
-    return TrainOrder(round_, model, None, LocalTraining(0.1, 1), accepted_round=round_ - 1 if round_ else None)
+    return TrainOrder(
+        round_, model, None, LocalTraining(0.1, 1), accepted_round=round_ - 1 if round_ else None
+    )
 
 
 def told(played: Device, streams: list[Batch]) -> list[FloatArray]:
@@ -64,7 +75,11 @@ def test_one_sample_is_in_the_gist_of_many_reports() -> None:
     streams = [world(1), world(2), world(3)]
     other = Batch(streams[0].x.copy(), streams[0].y, streams[0].ids)
     other.x[0] = 5.0
-    pairs = zip(told(device("shared", None), streams), told(device("shared", None), [other, *streams[1:]]), strict=True)
+    pairs = zip(
+        told(device("shared", None), streams),
+        told(device("shared", None), [other, *streams[1:]]),
+        strict=True,
+    )
     moved = [float(np.linalg.norm(one - two)) for one, two in pairs]
     assert min(moved) > 1e-3, moved
 
@@ -105,7 +120,9 @@ def test_what_has_a_bound_is_not_refused(tables: dict[str, Any]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 50), st.integers(51, 99), st.sampled_from([1e-3, 1.0, 30.0, 1e6]))
-def test_no_two_devices_tell_gists_further_apart_than_twice_the_clip(one: int, other: int, scale: float) -> None:
+def test_no_two_devices_tell_gists_further_apart_than_twice_the_clip(
+    one: int, other: int, scale: float
+) -> None:
     first = told(device("shared"), [world(one), world(one + 100)])
     second = told(device("shared"), [world(other, scale), world(other + 100, scale)])
     for mine, yours in zip(first, second, strict=True):
@@ -128,13 +145,15 @@ def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> N
         drawn.append(size)
         return np.full(size, 1e-6)
 
-    guard = Guard(options, Ledger(), lambda _: None, recorded)
+    guard = DPMechanism(options, PrivacyLedger(), lambda _: None, recorded)
     multiplier = options.noise_multiplier()
     sent = []
     for number, (report, asked) in enumerate(reports(4), start=1):
         sent.append(guard.release(report, asked))
         paid = min(number, 3)
-        assert guard.spending().device_epsilon == pytest.approx(epsilon_spent(paid / multiplier**2, options.delta))
+        assert guard.spending().device_epsilon == pytest.approx(
+            epsilon_spent(paid / multiplier**2, options.delta)
+        )
     assert guard.spending().device_epsilon == pytest.approx(4.0, rel=1e-6)
     assert [s.local_gradient is None for s in sent] == [False, False, False, True]
     assert drawn == [LEARNER.size] * 3
@@ -147,7 +166,7 @@ def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> N
 
 def test_a_device_that_must_stay_away_sends_nothing_once_its_gists_are_paid_for() -> None:
     options = PrivacyOptions(epsilon=4.0, unit="device", clip=CLIP, releases=1, when_spent="absent")
-    guard = Guard(options, Ledger(), lambda _: None)
+    guard = DPMechanism(options, PrivacyLedger(), lambda _: None)
     (first, asked), (second, asked_again) = reports(2)
     guard.release(first, asked)
     with pytest.raises(BudgetSpentError):
@@ -158,14 +177,14 @@ def test_a_gist_that_was_not_clipped_does_not_pass() -> None:
     options = PrivacyOptions(epsilon=4.0, unit="device", clip=1e-4)
     (report, asked), *_ = reports(1)
     with pytest.raises(Exception, match="unclipped"):
-        Guard(options, Ledger(), lambda _: None).release(report, asked)
+        DPMechanism(options, PrivacyLedger(), lambda _: None).release(report, asked)
 
 
 # -- the local one ---------------------------------------------------------------------------------------------------
 
 
 def test_a_local_gist_costs_no_budget_and_leaves_every_field_but_the_model_as_it_was() -> None:
-    guard = Guard(PrivacyOptions(epsilon=4.0), Ledger(), lambda _: None)
+    guard = DPMechanism(PrivacyOptions(epsilon=4.0), PrivacyLedger(), lambda _: None)
     for (mended, asked), (plain, _) in zip(reports(3, "local"), reports(3, "none"), strict=True):
         sent = guard.release(mended, asked)
         same = [f.name for f in fields(Report) if f.name != "model"]
@@ -179,13 +198,15 @@ def test_a_local_gist_costs_no_budget_and_leaves_every_field_but_the_model_as_it
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])
-def test_a_device_that_forgets_its_stream_has_no_sum_left_that_a_sample_could_be_in(name: str) -> None:
+def test_a_device_that_forgets_its_stream_has_no_sum_left_that_a_sample_could_be_in(
+    name: str,
+) -> None:
     played = device(name)
     for round_ in range(3):
         played.observe(world(round_), float(round_))
         played.participate(order(round_))
     played.observe(world(9), 9.0)
-    played.unlearn()
+    played.reset_statistics()
     state = played.snapshot()
     assert not any(part.startswith("gist.packed") for part in state)
     assert not np.any(state["window.sum"])

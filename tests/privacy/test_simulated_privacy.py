@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import resolve
 
 pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 
@@ -15,7 +15,15 @@ pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 def simulator(privacy: dict[str, Any], rounds: int = 8, **tables: Any) -> Simulator:
     train = {"rounds": rounds, "participation": 0.2, "learning_rate": 0.1, "dropout": 0.3}
     return Simulator(
-        resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}, "train": train, "privacy": privacy, **tables})
+        resolve(
+            {
+                "task": {"name": "embedded"},
+                "policy": {"name": "ode"},
+                "train": train,
+                "privacy": privacy,
+                **tables,
+            }
+        )
     )
 
 
@@ -26,7 +34,9 @@ def finished(simulation: Simulator) -> Simulator:
 
 
 def test_noise_changes_the_run_and_repeats_with_the_seed() -> None:
-    plain, noisy, again = (finished(simulator(p)).server for p in ({}, {"epsilon": 2.0}, {"epsilon": 2.0}))
+    plain, noisy, again = (
+        finished(simulator(p)).server for p in ({}, {"epsilon": 2.0}, {"epsilon": 2.0})
+    )
     directions = [server.estimator.direction() for server in (plain, noisy, again)]
     assert directions[0] is not None
     assert directions[1] is not None
@@ -47,12 +57,16 @@ def test_a_resumed_run_spends_and_ends_like_an_unbroken_one() -> None:
 
 
 def test_no_device_exceeds_its_budget_and_those_who_reached_it_stay_away() -> None:
-    simulation = simulator({"epsilon": 4.0, "unit": "device", "releases": 2, "when_spent": "absent"}, rounds=30)
+    simulation = simulator(
+        {"epsilon": 4.0, "unit": "device", "releases": 2, "when_spent": "absent"}, rounds=30
+    )
     missing = [len(record.summary.missing) for record in simulation.run()]
     spending = simulation.parts.guards.most_spent()
     assert spending is not None
     assert spending.device_epsilon <= 4.0 * (1 + 1e-6)
-    assert spending.left == pytest.approx(0.0, abs=1e-5), "both releases that the budget is made for"
+    assert spending.left == pytest.approx(0.0, abs=1e-5), (
+        "both releases that the budget is made for"
+    )
     assert sum(missing[-5:]) > sum(missing[:5])
 
 

@@ -24,7 +24,14 @@ from fedkeep.records.measures import (
 from fedkeep.records.tables import as_csv, explanation, markdown, sentences, tables
 
 
-def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: bool = True, setting: str = "") -> Run:
+def run(
+    method: str,
+    seed: int,
+    curve: Mapping[int, float | None],
+    *,
+    finished: bool = True,
+    setting: str = "",
+) -> Run:
     header = Header(
         run=f"{method}-{seed}{setting}",
         method=method,
@@ -37,7 +44,10 @@ def run(method: str, seed: int, curve: Mapping[int, float | None], *, finished: 
         labels=(),
         devices=1,
     )
-    lines: list[Line] = [header, *(Evaluation(round=r, accuracy=a, loss=None) for r, a in curve.items())]
+    lines: list[Line] = [
+        header,
+        *(Evaluation(round=r, accuracy=a, loss=None) for r, a in curve.items()),
+    ]
     if finished:
         lines.append(End(round=max(curve, default=0), digest=""))
     return Run(Path(f"{header.run}.jsonl"), header, tuple(lines))
@@ -51,7 +61,9 @@ def test_late_accuracy_is_the_mean_of_the_last_five() -> None:
     assert late_accuracy(run("fifo", 0, FIFO).evaluations) == pytest.approx(0.6)
     assert late_accuracy(run("fifo", 0, {1: 0.2, 2: 0.4}).evaluations) == pytest.approx(0.3)
     assert late_accuracy(run("fifo", 0, {1: None, 2: 0.4}).evaluations) == pytest.approx(0.2)
-    assert late_accuracy(run("fifo", 0, {0: 0.1, 20: 0.6, 40: 0.8}).evaluations) == pytest.approx(0.7)
+    assert late_accuracy(run("fifo", 0, {0: 0.1, 20: 0.6, 40: 0.8}).evaluations) == pytest.approx(
+        0.7
+    )
     assert late_accuracy(run("fifo", 0, {0: 0.1}).evaluations) == pytest.approx(0.1)
 
 
@@ -89,8 +101,16 @@ def test_the_seeds_that_would_decide_are_counted() -> None:
 
 
 def test_differences_pair_seeds_and_compare_as_far_as_both_got() -> None:
-    runs = [run("fifo", 0, {0: 0.1, 10: 0.4, 20: 0.8}), run("fifo", 1, {0: 0.1, 10: 0.2}), run("fifo", 2, {0: 0.1})]
-    runs += [run("ode", 0, {0: 0.1, 10: 0.5}), run("ode", 1, {0: 0.1, 10: 0.4}), run("ode", 3, {0: 0.9})]
+    runs = [
+        run("fifo", 0, {0: 0.1, 10: 0.4, 20: 0.8}),
+        run("fifo", 1, {0: 0.1, 10: 0.2}),
+        run("fifo", 2, {0: 0.1}),
+    ]
+    runs += [
+        run("ode", 0, {0: 0.1, 10: 0.5}),
+        run("ode", 1, {0: 0.1, 10: 0.4}),
+        run("ode", 3, {0: 0.9}),
+    ]
     fifo, ode = compare(runs, ["fifo"]).rows
     assert fifo.differences == (None,)
     assert ode.differences[0] is not None
@@ -114,7 +134,10 @@ def test_the_verdict_is_said_in_words() -> None:
 
 def test_every_evaluation_is_a_row() -> None:
     table = as_csv([run("ode", 3, {0: 0.1, 10: None}, finished=False)])
-    assert table.splitlines()[1:] == ["toy,,ode,3,0,0.1,,0,0,0,0,,,False", "toy,,ode,3,10,,,0,0,0,0,,,False"]
+    assert table.splitlines()[1:] == [
+        "toy,,ode,3,0,0.1,,0,0,0,0,,,False",
+        "toy,,ode,3,10,,,0,0,0,0,,,False",
+    ]
 
 
 def test_a_frame_has_the_rows() -> None:
@@ -139,7 +162,10 @@ def test_the_first_round_that_reaches_a_target_counts_but_never_round_zero() -> 
 def test_the_ratio_divides_the_base_rounds_by_the_method_rounds() -> None:
     ode = {r: (a or 0) + 0.25 for r, a in FIFO.items()}
     reservoir: dict[int, float | None] = {0: 0.1, 60: 0.3, 120: 0.35}
-    found = compare([run("ode", 0, ode), run("reservoir", 0, reservoir), run("fifo", 0, FIFO)], ["fifo", "reservoir"])
+    found = compare(
+        [run("ode", 0, ode), run("reservoir", 0, reservoir), run("fifo", 0, FIFO)],
+        ["fifo", "reservoir"],
+    )
     assert [row.method for row in found.rows] == ["fifo", "reservoir", "ode"]
     fifo, slow, fast = (row.ratios for row in found.rows)
     assert (fifo[0].value, fifo[0].reached, fifo[0].seeds) == (1.0, 1, 1)
@@ -175,13 +201,16 @@ def test_a_second_table_stands_against_the_base_that_ran() -> None:
 def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
     said = [
-        GistLine(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1) for n in (1, 3)
+        GistLine(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1)
+        for n in (1, 3)
     ]
     runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
     compared = compare(runs)
     assert compared.rows[0].gist == {}
     assert compared.rows[1].gist["trust"].mean == pytest.approx((0.2 + 3 * 0.6) / 4)
-    assert list(tables(compared))[-1].rows == (("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),)
+    assert list(tables(compared))[-1].rows == (
+        ("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),
+    )
     assert "| gist-local | 50.00 % |" in markdown(compared)
     assert "trust is how much of it" in explanation(compared)
     assert "gist" not in explanation(compare(runs[:1]))
@@ -210,13 +239,23 @@ def test_the_interval_is_students_t_over_the_seeds() -> None:
     row = compare(runs).rows[0]
     assert row.measures["late"].mean == pytest.approx(0.72)
     # standard deviation 0.02, t(0.975; 2) = 4.302653
-    assert row.measures["late"].half_width == pytest.approx(4.302653 * 0.02 / math.sqrt(3), rel=1e-6)
+    assert row.measures["late"].half_width == pytest.approx(
+        4.302653 * 0.02 / math.sqrt(3), rel=1e-6
+    )
     assert compare(runs[:1]).rows[0].measures["late"].half_width is None
 
 
 @pytest.mark.parametrize(
     ("freedom", "expected"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216), (30, 2.04227), (120, 1.97993)],
+    [
+        (1, 12.7062),
+        (2, 4.30265),
+        (3, 3.18245),
+        (4, 2.77645),
+        (9, 2.26216),
+        (30, 2.04227),
+        (120, 1.97993),
+    ],
 )
 def test_quantiles_agree_with_the_printed_table(freedom: int, expected: float) -> None:
     assert quantile(0.95, freedom) == pytest.approx(expected, rel=5e-6)
@@ -228,7 +267,12 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
 
 
 def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
-    runs = [run("ode", 0, FIFO, finished=False), run("ode", 1, {}), run("ode", 2, FIFO), run("ode", 2, FIFO)]
+    runs = [
+        run("ode", 0, FIFO, finished=False),
+        run("ode", 1, {}),
+        run("ode", 2, FIFO),
+        run("ode", 2, FIFO),
+    ]
     found = compare(runs)
     assert found.rows[0].seeds == 2
     assert found.rows[0].finished == 1
@@ -242,9 +286,13 @@ def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
 @pytest.mark.parametrize(
     ("refused", "told"), [({"large-update": 7, "weight-cut": 9}, True), ({"weight-cut": 9}, False)]
 )
-def test_a_run_whose_reports_were_mostly_refused_is_told(refused: dict[str, int], told: bool) -> None:
+def test_a_run_whose_reports_were_mostly_refused_is_told(
+    refused: dict[str, int], told: bool
+) -> None:
     good = run("ode", 0, {0: 0.1, 10: 0.1})
     rounds = Round(round=10, participants=(1, 2), participations=10, refused_reports=refused)
     bad = Run(good.path, good.header, (*good.lines[:-1], rounds, good.lines[-1]))
     notes = compare([bad]).notes
-    assert notes == (("ode-0: 7 of 10 reports were refused, most of them for 'large-update'",) if told else ())
+    assert notes == (
+        ("ode-0: 7 of 10 reports were refused, most of them for 'large-update'",) if told else ()
+    )

@@ -51,7 +51,14 @@ HEADER = Header(
 ALL_KINDS: list[Line] = [
     HEADER,
     PlanLine(round=0, devices=(0, 1), quotas=((1, 0), (1, 1)), holders=(2, 1), wanted=(2, 2)),
-    Round(round=1, participants=(1,), arrivals=4, kept=2, refused_reports={"non-finite": 1}, staleness=0.5),
+    Round(
+        round=1,
+        participants=(1,),
+        arrivals=4,
+        kept=2,
+        refused_reports={"non-finite": 1},
+        staleness=0.5,
+    ),
     HoldingsLine(round=1, devices=(0, 1), filled=((0, 0), (1, 1))),
     DeviceLine(
         round=1,
@@ -106,7 +113,12 @@ def test_numbers_that_are_none_become_null_and_numpy_becomes_plain() -> None:
 def test_key_order_in_a_config_does_not_change_the_bytes() -> None:
     one = encode(HEADER)
     turned = {"policy": {"name": "ode"}, "train": {"rounds": 3}}
-    assert encode(Header(**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__} | {"config": turned})) == one
+    assert (
+        encode(
+            Header(**{f: getattr(HEADER, f) for f in HEADER.__struct_fields__} | {"config": turned})
+        )
+        == one
+    )
 
 
 def evaluations(first: int, last: int) -> list[Line]:
@@ -186,12 +198,21 @@ def test_what_a_newer_version_wrote_is_read_as_far_as_it_is_known(tmp_path: Path
     with path.open("w") as file:  # by another program, which knows of no checksums
         file.write(json.dumps(msgspec.to_builtins(HEADER)) + "\n")
         file.write(json.dumps({"kind": "weather", "round": 1, "sky": "blue"}) + "\n")
-        file.write(json.dumps({"kind": "evaluation", "round": 1, "accuracy": 0.5, "loss": 1, "new": []}) + "\n")
+        file.write(
+            json.dumps({"kind": "evaluation", "round": 1, "accuracy": 0.5, "loss": 1, "new": []})
+            + "\n"
+        )
     assert read_run(path).lines == (HEADER, Evaluation(round=1, accuracy=0.5, loss=1.0))
 
 
 @pytest.mark.parametrize(
-    "bad", [b"{}", b"nonsense", b'{"kind": "evaluation", "round": "one"}', b'{"kind": "round", "x": "\xff"}']
+    "bad",
+    [
+        b"{}",
+        b"nonsense",
+        b'{"kind": "evaluation", "round": "one"}',
+        b'{"kind": "round", "x": "\xff"}',
+    ],
 )
 def test_a_damaged_line_is_named(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "run.jsonl"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import fedkeep
+from fedkeep.config.experiment import expand
 from fedkeep.core.errors import FedkeepError
-from fedkeep.sim.experiment import expand
 from fedkeep.sim.sweep import play_on_ray, run_sweep
 
 TABLE = {
@@ -29,7 +29,7 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from fedkeep.sim.experiment import expand
+from fedkeep.config.experiment import expand
 from fedkeep.sim.sweep import run_sweep
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
@@ -52,14 +52,20 @@ finally:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    records = [path for path in directory.glob("*.jsonl") if not path.name.endswith(".timing.jsonl")]
+    records = [
+        path for path in directory.glob("*.jsonl") if not path.name.endswith(".timing.jsonl")
+    ]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in records}
 
 
 @pytest.mark.real
 def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1]), "RAY_USAGE_STATS_ENABLED": "0"}
+    around = {
+        **os.environ,
+        "PYTHONPATH": str(Path(fedkeep.__file__).parents[1]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(TABLE), str(tmp_path / "ray")],
         capture_output=True, text=True, env=around, timeout=240, check=False,

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkeep.config import Table, merged
+from fedkeep.config.experiment import RunSpec, expand, resolve
 from fedkeep.records import DeviceLine, HoldingsLine, PlanLine, read_run
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import Cell, expand, resolve
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
+from fedkeep.tables import Table, merged
 
 
 def experiment(**tables: object) -> Table:
@@ -45,7 +45,9 @@ def final_model(table: Table, *, eager: bool = False) -> np.ndarray:
 @pytest.mark.parametrize("policy", ["ode", "fifo", "reservoir", "high-loss", "sld", "fedbalancer"])
 def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) -> None:
     table = experiment(policy={"name": policy})
-    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,26 +60,40 @@ def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) ->
         {
             "gist": {"name": "shared"},
             "aggregation": {"name": "fednova"},
-            "train": {"rounds": 30, "participation": 0.25, "learning_rate": 0.05, "batch_size": 3, "proximal": 0.1},
+            "train": {
+                "rounds": 30,
+                "participation": 0.25,
+                "learning_rate": 0.05,
+                "batch_size": 3,
+                "proximal": 0.1,
+            },
         },
     ],
     ids=["local", "shared", "ode", "unmatched", "fednova-mini-batches-fedprox"],
 )
-def test_a_gist_that_catches_up_late_is_the_one_that_saw_every_sample_as_it_came(tables: Table) -> None:
+def test_a_gist_that_catches_up_late_is_the_one_that_saw_every_sample_as_it_came(
+    tables: Table,
+) -> None:
     table = experiment(**tables)
-    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("policy", ["ode", "fifo"])
 def test_measuring_the_rates_does_not_make_the_fleet_see_more(policy: str) -> None:
     table = experiment(policy={"name": policy}, profile={"measured": True, "every": 7})
-    np.testing.assert_allclose(final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        final_model(table), final_model(table, eager=True), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
     """All arrive at known rates, so that after a whole pass the counted shares are the true ones."""
     stream = {"rounds_per_pass": 10}
-    simulator = Simulator(resolve(experiment(profile={"measured": True, "every": 10, "window": 10.0}, stream=stream)))
+    simulator = Simulator(
+        resolve(experiment(profile={"measured": True, "every": 10, "window": 10.0}, stream=stream))
+    )
     for _ in simulator.run(21):
         pass
     truth, fleet = simulator.parts.velocities, simulator.parts.fleet
@@ -90,7 +106,9 @@ def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
 
 def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> None:
     def trained(so_far: bool, rounds: int) -> list[int]:
-        table = experiment(policy={"name": "full-data", "so_far": so_far}, stream={"rounds_per_pass": 20})
+        table = experiment(
+            policy={"name": "full-data", "so_far": so_far}, stream={"rounds_per_pass": 20}
+        )
         simulator, counts = Simulator(resolve(table)), [0]
         for _ in simulator.run(rounds):
             counts.append(simulator.tally["samples_trained"])
@@ -104,7 +122,9 @@ def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> Non
 
 def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Path) -> None:
     """Over one round it can be computed by hand: the untrained model on all arrivals of the first round."""
-    table = experiment(record={"every": 1, "prequential": True}, train={"rounds": 3, "learning_rate": 0.05})
+    table = experiment(
+        record={"every": 1, "prequential": True}, train={"rounds": 3, "learning_rate": 0.05}
+    )
     fresh = Simulator(resolve(table))
     batches = [fresh.parts.stream.arrivals(d, 0, 1) for d in range(fresh.parts.data.devices)]
     x, y = np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
@@ -128,7 +148,9 @@ def test_the_worst_devices_and_the_rarest_labels_have_their_say() -> None:
 
 @pytest.mark.parametrize("policy", ["ode", "fifo", "full-data", "central"])
 def test_learns(policy: str) -> None:
-    table = experiment(policy={"name": policy}, train={"rounds": 60, "participation": 0.25, "learning_rate": 0.05})
+    table = experiment(
+        policy={"name": policy}, train={"rounds": 60, "participation": 0.25, "learning_rate": 0.05}
+    )
     simulator = Simulator(resolve(table))
     before = simulator.evaluate().accuracy
     for _ in simulator.run():
@@ -154,7 +176,14 @@ def test_learns(policy: str) -> None:
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
         {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
-        {"regions": {"name": "lab.clusters:Clusters", "method": "hierarchical", "count": 3, "space": "activations"}},
+        {
+            "regions": {
+                "name": "lab.clusters:Clusters",
+                "method": "hierarchical",
+                "count": 3,
+                "space": "activations",
+            }
+        },
         {"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}},
         {"coordinator": {"quantities": "frequent"}},
         {"stream": {"label_noise": 0.2, "drift": 0.5}},
@@ -182,14 +211,18 @@ def test_simplified_values_come_from_the_last_layer_alone() -> None:
 
 
 def test_dropouts_are_counted_and_stall_nothing() -> None:
-    simulator = Simulator(resolve(experiment(train={"rounds": 30, "participation": 0.5, "dropout": 0.5})))
+    simulator = Simulator(
+        resolve(experiment(train={"rounds": 30, "participation": 0.5, "dropout": 0.5}))
+    )
     missing = [len(record.summary.missing) for record in simulator.run()]
     assert len(missing) == 30
     assert 30 < sum(missing) < 150
 
 
-def cells() -> list[Cell]:
-    table = experiment(methods={"ode": {"policy": {"name": "ode"}}, "fifo": {"policy": {"name": "fifo"}}})
+def cells() -> list[RunSpec]:
+    table = experiment(
+        methods={"ode": {"policy": {"name": "ode"}}, "fifo": {"policy": {"name": "fifo"}}}
+    )
     return expand(table | {"sweep": {"seed": [0, 1]}})
 
 
@@ -226,7 +259,9 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(tmp_path: Path) -> Non
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
 
 
-def test_a_run_whose_record_is_gone_starts_anew_though_its_checkpoint_is_there(tmp_path: Path) -> None:
+def test_a_run_whose_record_is_gone_starts_anew_though_its_checkpoint_is_there(
+    tmp_path: Path,
+) -> None:
     cell = cells()[0]
     play(cell, tmp_path / "whole")
 
@@ -255,7 +290,9 @@ def test_a_flipped_bit_is_noticed_on_resume(tmp_path: Path, finished: bool) -> N
         play(cell, tmp_path / "parts", progress=stop)
     path = record_path(cell, tmp_path / "parts")
     raw = bytearray(path.read_bytes())
-    raw[raw.index(b'"accuracy":0.') + len('"accuracy":0.')] ^= 1  # another digit: still a number, and JSON
+    raw[raw.index(b'"accuracy":0.') + len('"accuracy":0.')] ^= (
+        1  # another digit: still a number, and JSON
+    )
     path.write_bytes(raw)
     play(cell, tmp_path / "parts", resume=True)
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
@@ -268,7 +305,17 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         'task = { name = "embedded", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
         "train = { rounds = 100000, participation = 0.5 }\nsweep = { seed = [0, 1] }\n"
     )
-    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--jobs", "2", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedkeep",
+        "run",
+        str(file),
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while len(records := list((tmp_path / "out").glob("*seed?.jsonl"))) < 2:
         assert parent.poll() is None
@@ -299,21 +346,40 @@ def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None
         'task = { name = "embedded", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
         'policy = { name = "ode" }\ntrain = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n'
     )
-    command = [sys.executable, "-m", "fedkeep", "run", str(file), "--jobs", "1", "--resume", "--out"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedkeep",
+        "run",
+        str(file),
+        "--jobs",
+        "1",
+        "--resume",
+        "--out",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
+    subprocess.run(
+        [*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True
+    )
     for kill in range(3):
         process = subprocess.Popen(
-            [*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*command, str(tmp_path / "killed")],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         checkpoint = tmp_path / "killed" / "ode-seed0.checkpoint"
         seen = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen):
+        while process.poll() is None and (
+            not checkpoint.exists() or checkpoint.stat().st_mtime_ns == seen
+        ):
             time.sleep(0.01)
         time.sleep(0.02 * kill)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    subprocess.run([*command, str(tmp_path / "killed")], check=True, env=environment, capture_output=True)
+    subprocess.run(
+        [*command, str(tmp_path / "killed")], check=True, env=environment, capture_output=True
+    )
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
     assert not list((tmp_path / "killed").glob("*.checkpoint"))
 
@@ -330,7 +396,9 @@ def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> No
 def test_the_record_tells_the_score_that_each_sample_came_with(tmp_path: Path) -> None:
     """FIFO's score is the arrival's number, so scores rise along the list of comings and goings."""
     run = read_run(play(expand(experiment(policy={"name": "fifo"}))[0], tmp_path))
-    told = [[change.score for change in line.changes] for line in run.of(DeviceLine) if line.changes]
+    told = [
+        [change.score for change in line.changes] for line in run.of(DeviceLine) if line.changes
+    ]
     assert told
     for scores in told:
         assert scores == sorted(scores, key=lambda score: -1.0 if score is None else score)
@@ -347,18 +415,27 @@ def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "names"),
     [
-        ({"regions": {"name": "lab.clusters:Clusters", "count": 4}}, tuple(f"cluster {n}" for n in range(4))),
+        (
+            {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
+            tuple(f"cluster {n}" for n in range(4)),
+        ),
         ({"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}}, ()),
     ],
     ids=str,
 )
-def test_the_record_tells_of_what_the_plan_divides(tmp_path: Path, tables: Table, names: tuple[str, ...]) -> None:
+def test_the_record_tells_of_what_the_plan_divides(
+    tmp_path: Path, tables: Table, names: tuple[str, ...]
+) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     fixed = {"policy": {"name": "ode"}, "storage": {"quotas": "fixed"}}
     run = read_run(play(expand(merged(experiment(**tables), fixed))[0], tmp_path))
     (plan,) = run.of(PlanLine)
     assert plan.regions == names
-    filled = dict(zip(run.of(HoldingsLine)[-1].devices, run.of(HoldingsLine)[-1].filled, strict=True))
+    filled = dict(
+        zip(run.of(HoldingsLine)[-1].devices, run.of(HoldingsLine)[-1].filled, strict=True)
+    )
     for device, quotas in zip(plan.devices, plan.quotas, strict=True):
         assert len(filled.get(device, quotas)) == len(quotas)
-        assert all(have <= quota for have, quota in zip(filled.get(device, quotas), quotas, strict=True))
+        assert all(
+            have <= quota for have, quota in zip(filled.get(device, quotas), quotas, strict=True)
+        )

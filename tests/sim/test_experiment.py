@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.config import Table, override, read_experiment
-from fedkeep.core.coordination import Greedy, Uncoordinated
+from fedkeep.config.experiment import expand, resolve
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.planning.greedy import Greedy, Uncoordinated
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import expand, resolve
 from fedkeep.sim.sweep import run_sweep
+from fedkeep.tables import Table, override, read_experiment
 
 TASK: Table = {"task": {"name": "embedded"}}
 
@@ -22,19 +22,28 @@ TASK: Table = {"task": {"name": "embedded"}}
         ({}, "'task.name' is missing"),
         (TASK | {"polcy": {"name": "ode"}}, "unknown key 'polcy': did you mean 'policy'?"),
         (TASK | {"policy": {"name": "odd"}}, "unknown policy 'odd': did you mean 'ode'?"),
-        (TASK | {"policy": {"name": "ode", "valu": "x"}}, "unknown key 'policy.valu': did you mean 'value'?"),
+        (
+            TASK | {"policy": {"name": "ode", "valu": "x"}},
+            "unknown key 'policy.valu': did you mean 'value'?",
+        ),
         (
             TASK | {"policy": {"name": "ode", "value": "cosin"}},
             "'policy.value' cannot be 'cosin': did you mean 'cosine'?",
         ),
-        (TASK | {"train": {"rounds": "many"}}, "'train.rounds' cannot be 'many': expected 'int', got 'str'"),
+        (
+            TASK | {"train": {"rounds": "many"}},
+            "'train.rounds' cannot be 'many': expected 'int', got 'str'",
+        ),
         (TASK | {"train": {"rounds": 0}}, "in [train]: rounds must be 1 or more, got 0"),
         (TASK | {"storage": {"capacity": -1}}, "in [storage]: capacity must be 1 or more, got -1"),
         (TASK | {"storage": 5}, "'storage' must be a table, got 5"),
         (TASK | {"seed": -1}, "'seed' must be a whole number of at least 0, got -1"),
         (TASK | {"preset": "papr"}, "unknown preset 'papr': did you mean 'paper'?"),
         ({"task": {"name": "embeded"}}, "unknown task 'embeded': did you mean 'embedded'?"),
-        (TASK | {"coordinator": {"name": "greedy", "applies_to": "some"}}, "'coordinator.applies_to' cannot be 'some'"),
+        (
+            TASK | {"coordinator": {"name": "greedy", "applies_to": "some"}},
+            "'coordinator.applies_to' cannot be 'some'",
+        ),
         (TASK | {"sweep": {"seed": 3}}, "'sweep.seed' must be a list of values, got 3"),
         (TASK | {"methods": {"a": 3}}, "'methods.a' must be a table of what differs, got 3"),
         (TASK | {"policy": {"name": "nowhere:Policy"}}, "cannot import 'nowhere'"),
@@ -53,7 +62,12 @@ def test_a_mistake_is_named_with_what_is_allowed(table: Table, message: str) -> 
 def test_the_digest_tells_settings_apart_and_does_not_mind_a_default_written_out() -> None:
     plain = resolve(TASK).digest()
     assert resolve(TASK | {"train": {"rounds": 100}, "stream": {"burst": 0.0}}).digest() == plain
-    for other in ({"train": {"rounds": 99}}, {"stream": {"burst": 1.0}}, {"policy": {"name": "fifo"}}, {"seed": 1}):
+    for other in (
+        {"train": {"rounds": 99}},
+        {"stream": {"burst": 1.0}},
+        {"policy": {"name": "fifo"}},
+        {"seed": 1},
+    ):
         assert resolve(TASK | other).digest() != plain
 
 
@@ -63,7 +77,10 @@ def test_a_baseline_runs_uncoordinated_unless_told_otherwise() -> None:
     fifo = resolve(tables | {"policy": {"name": "fifo"}})
     assert isinstance(fifo.coordinator, Uncoordinated)
     assert fifo.weights.client_label == 1.0
-    everyone = TASK | {"coordinator": {"name": "greedy", "applies_to": "all"}, "policy": {"name": "fifo"}}
+    everyone = TASK | {
+        "coordinator": {"name": "greedy", "applies_to": "all"},
+        "policy": {"name": "fifo"},
+    }
     assert isinstance(resolve(everyone).coordinator, Greedy)
 
 
@@ -79,26 +96,40 @@ def test_presets_are_defaults_that_a_file_may_override() -> None:
 
 def test_a_sweep_is_the_product_of_methods_and_lists() -> None:
     table = TASK | {
-        "methods": {"ode": {"policy": {"name": "ode"}}, "cosine": {"policy": {"name": "ode", "value": "cosine"}}},
+        "methods": {
+            "ode": {"policy": {"name": "ode"}},
+            "cosine": {"policy": {"name": "ode", "value": "cosine"}},
+        },
         "sweep": {"storage": {"capacity": [5, 10]}, "seed": [0, 1, 2]},
     }
     cells = expand(table)
     assert len(cells) == 12
     assert len({cell.name for cell in cells}) == 12
     assert {cell.setting for cell in cells} == {"storage.capacity=5", "storage.capacity=10"}
-    assert cells[-1].experiment.policy == Ode(value="cosine", choice="drawn"), "the default preset draws"
+    assert cells[-1].experiment.policy == Ode(value="cosine", choice="drawn"), (
+        "the default preset draws"
+    )
     assert cells[-1].experiment.label == "cosine"
 
 
 def test_set_reaches_a_swept_key_by_its_quotes() -> None:
     swept = {**TASK, "sweep": {"storage.capacity": [5, 10], "seed": [0]}}
-    assert override(swept, ['sweep."storage.capacity"=[3]'])["sweep"] == {"storage.capacity": [3], "seed": [0]}
+    assert override(swept, ['sweep."storage.capacity"=[3]'])["sweep"] == {
+        "storage.capacity": [3],
+        "seed": [0],
+    }
 
 
 def test_set_overrides_any_key() -> None:
-    table = override(TASK, ["train.rounds=7", "policy.name=fifo", "storage.capacity=3", "task.devices=5"])
+    table = override(
+        TASK, ["train.rounds=7", "policy.name=fifo", "storage.capacity=3", "task.devices=5"]
+    )
     experiment = resolve(table)
-    assert (experiment.train.rounds, experiment.label, experiment.storage.capacity) == (7, "fifo", 3)
+    assert (experiment.train.rounds, experiment.label, experiment.storage.capacity) == (
+        7,
+        "fifo",
+        3,
+    )
     with pytest.raises(ConfigError, match="--set takes key=value"):
         override(TASK, ["rounds"])
     with pytest.raises(ConfigError, match="is no key"):
@@ -131,7 +162,11 @@ def test_a_policy_in_a_file_of_ones_own_runs_in_worker_processes_too(tmp_path: P
 
 def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
     own: Table = {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
-    table: Table = {"task": own, "policy": {"name": "fifo"}, "sweep": {"task.partition.alpha": [0.1, 1.0]}}
+    table: Table = {
+        "task": own,
+        "policy": {"name": "fifo"},
+        "sweep": {"task.partition.alpha": [0.1, 1.0]},
+    }
     resolved = [cell.experiment.resolved()["task"] for cell in expand(table)]
     assert [task["partition"]["alpha"] for task in resolved] == [0.1, 1.0]
     assert own == {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
@@ -147,8 +182,12 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
         ("class Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
     ],
 )
-def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "mine.py").write_text("from fedkeep.core.policy import SelectionPolicy, policy\n" + text)
+def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedkeep.core.policy import SelectionPolicy, policy\n" + text
+    )
     with pytest.raises(ConfigError) as error:
         expand(TASK | {"policy": {"name": f"{tmp_path}/mine.py:Mine"}})
     assert message in str(error.value)
@@ -160,12 +199,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.coordination import Greedy
+from fedkeep.core.planning.greedy import Greedy
 from fedkeep.data import TASKS
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetProfiles:
     devices: int = 6
 
     def load(self, seed, progress=None):
@@ -198,7 +237,7 @@ def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     name = f"{tmp_path}/own.py:{{}}".format
     table: Table = {
-        "task": {"name": name("Fleet"), "devices": 8},
+        "task": {"name": name("FleetProfiles"), "devices": 8},
         "policy": {"name": "ode"},
         "coordinator": {"name": name("Mine"), "clients_per_label": 2},
         "regions": {"name": name("Halves")},
@@ -212,7 +251,10 @@ def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
     assert simulator.parts.regions.count == 2
     assert (simulator.server.model == before).all()
     resolved = simulator.experiment.resolved()
-    assert (resolved["aggregation"]["name"], resolved["aggregation"]["speed"]) == (name("Frozen"), 0.5)
+    assert (resolved["aggregation"]["name"], resolved["aggregation"]["speed"]) == (
+        name("Frozen"),
+        0.5,
+    )
     assert simulator.experiment.digest() != resolve(table | {"aggregation": {}}).digest()
 
 
@@ -220,12 +262,14 @@ def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
     ("key", "named", "message"),
     [
         ("task", "Halves", "is no task, it lacks a method: load"),
-        ("regions", "Fleet", "is no division into regions, it lacks a method: assign"),
+        ("regions", "FleetProfiles", "is no division into regions, it lacks a method: assign"),
         ("aggregation", "Halves", "is no aggregation: it must be a subclass of Aggregation"),
         ("coordinator", "np", "is no coordinator"),
     ],
 )
-def test_a_class_that_is_something_else_is_told(tmp_path: Path, key: str, named: str, message: str) -> None:
+def test_a_class_that_is_something_else_is_told(
+    tmp_path: Path, key: str, named: str, message: str
+) -> None:
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(ConfigError) as error:
         resolve(TASK | {key: {"name": f"{tmp_path}/own.py:{named}"}})

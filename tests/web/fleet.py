@@ -22,7 +22,18 @@ from fedkeep.records import (
     Timing,
 )
 
-LABELS = ("shirt", "trouser", "pullover", "dress", "coat", "sandal", "blouse", "sneaker", "bag", "boot")
+LABELS = (
+    "shirt",
+    "trouser",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "blouse",
+    "sneaker",
+    "bag",
+    "boot",
+)
 METHODS = {  # final accuracy, rounds to two thirds of it
     "ode": (0.86, 60.0),
     "fifo": (0.79, 130.0),
@@ -61,7 +72,12 @@ class FakeRun:
     ) -> None:
         self.rng = np.random.default_rng([seed, *method.encode()])
         self.round, self.every = 0, 10
-        self._method, self._devices, self._labels, self._images = method, devices, len(labels), images
+        self._method, self._devices, self._labels, self._images = (
+            method,
+            devices,
+            len(labels),
+            images,
+        )
         self._sent = 0
         self._quotas = self._plan()
         self._recorder = Recorder(path)
@@ -142,7 +158,9 @@ class FakeRun:
                 round=self.round,
                 accuracy=float(accuracy),
                 loss=float(2.3 * (1 - accuracy) + 0.1),
-                device_accuracy_quantiles=tuple((accuracy * np.array([0.4, 0.8, 1.0, 1.05, 1.1])).tolist()),
+                device_accuracy_quantiles=tuple(
+                    (accuracy * np.array([0.4, 0.8, 1.0, 1.05, 1.1])).tolist()
+                ),
                 samples_valued=self.round * 60,
                 bytes_stored=self._devices * 5 * 785,
                 bytes_up=self._sent,
@@ -163,19 +181,32 @@ class FakeRun:
             self._snapshot(device)
         spent = 0.02 * self.round
         self._recorder.write(
-            PrivacyLine(round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5)
+            PrivacyLine(
+                round=self.round, epsilon_spent=spent, epsilon_left=max(0.0, 8 - spent), delta=1e-5
+            )
         )
         if self._method.startswith("gist"):
             self._recorder.write(
-                GistLine(round=self.round, participations=50, trust=0.6, likeness=0.75, worth=40.0, reach=0.35)
+                GistLine(
+                    round=self.round,
+                    participations=50,
+                    trust=0.6,
+                    likeness=0.75,
+                    worth=40.0,
+                    reach=0.35,
+                )
             )
         self._recorder.write(Timing(round=self.round, seconds=self.round * 0.11))
 
     def _snapshot(self, device: int) -> None:
         owned = np.flatnonzero(self._quotas[device])
         slots = tuple(self._slot(int(label)) for label in owned[:8])
-        changes = tuple(self._change(int(self.rng.choice(owned))) for _ in range(8)) if len(owned) else ()
-        self._recorder.write(DeviceLine(round=self.round, device=device, capacity=8, slots=slots, changes=changes))
+        changes = (
+            tuple(self._change(int(self.rng.choice(owned))) for _ in range(8)) if len(owned) else ()
+        )
+        self._recorder.write(
+            DeviceLine(round=self.round, device=device, capacity=8, slots=slots, changes=changes)
+        )
 
     def _slot(self, label: int) -> Slot:
         shown = base64.b64encode(self._picture(label).tobytes()).decode() if self._images else None

@@ -54,7 +54,9 @@ def test_a_view_counts_everything_that_happened(long_run: Run) -> None:
         assert view["totals"][name] == sum(getattr(line, name) for line in long_run.rounds)
     assert view["totals"]["participants"] == 700 * 5
     reasons = [reason for line in long_run.rounds for reason in line.refused_reports]
-    assert view["refused_reports"] == {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+    assert view["refused_reports"] == {
+        reason: reasons.count(reason) for reason in sorted(set(reasons))
+    }
     assert view["round"] == 700
     assert view["finished"]
 
@@ -71,7 +73,12 @@ def test_merged_rounds_keep_their_mean_per_round(long_run: Run) -> None:
 def test_a_huge_plan_is_shortened_for_the_page(tmp_path: Path, fleet: dict[str, Any]) -> None:
     fleet["FakeRun"](tmp_path / "big.jsonl", devices=ROWS + 50, images=False).advance(1)
     view = digested(read_run(tmp_path / "big.jsonl")).view("big", 0.0)
-    assert len(view["plan"].quotas) == len(view["plan"].devices) == len(view["holdings"].filled) == ROWS
+    assert (
+        len(view["plan"].quotas)
+        == len(view["plan"].devices)
+        == len(view["holdings"].filled)
+        == ROWS
+    )
     assert view["devices"] == ROWS + 50
 
 
@@ -142,7 +149,11 @@ def test_merged_gist_lines_count_by_their_participations(long_run: Run) -> None:
     digest = Digest(long_run.header)
     for round_ in range(1, 2 * BINS + 1):
         count, worth = (30, 10.0) if round_ % 2 else (10, 50.0)
-        digest.add(GistLine(round=round_, participations=count, trust=0.5, likeness=0.8, worth=worth, reach=0.3))
+        digest.add(
+            GistLine(
+                round=round_, participations=count, trust=0.5, likeness=0.8, worth=worth, reach=0.3
+            )
+        )
     shown = digest.view("gist-0", 0.0)["gist"]
     assert len(shown["round"]) == BINS
     assert shown["worth"] == pytest.approx([20.0] * BINS)

@@ -29,12 +29,16 @@ def test_the_terminal_shows_every_method_with_random_beside_ode(directory: Path)
     methods = [re.split(r"[│|]", line)[1].strip() for line in lines]
     assert methods == ["fifo", "reservoir", "ode", "full-data", "high-loss"]
     assert all("±" in line for line in lines)
-    assert re.search(r"ode is (ahead of|behind|level with|against) ", " ".join(result.output.split()))
+    assert re.search(
+        r"ode is (ahead of|behind|level with|against) ", " ".join(result.output.split())
+    )
 
 
 def test_files_are_written_where_asked(directory: Path, tmp_path: Path) -> None:
     page, text = tmp_path / "report.html", tmp_path / "report.md"
-    result = CliRunner().invoke(app, ["report", str(directory), "--html", str(page), "--markdown", str(text)])
+    result = CliRunner().invoke(
+        app, ["report", str(directory), "--html", str(page), "--markdown", str(text)]
+    )
     assert result.exit_code == 0
     assert text.read_text().startswith("### fashion-mnist\n\n| method |")
     assert page.read_text().startswith("<!doctype html>")
@@ -42,7 +46,9 @@ def test_files_are_written_where_asked(directory: Path, tmp_path: Path) -> None:
 
 def test_another_base_may_be_asked_for(directory: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    result = CliRunner().invoke(app, ["report", str(directory), "--against", "high-loss", "--html", str(page)])
+    result = CliRunner().invoke(
+        app, ["report", str(directory), "--against", "high-loss", "--html", str(page)]
+    )
     assert '"bases":["high-loss",' in page.read_text()
     assert "against high-loss" in result.output
     assert "against fifo" not in result.output
@@ -59,7 +65,9 @@ def test_a_wrong_directory_or_file_is_told(directory: Path, tmp_path: Path) -> N
         assert words in str(result.exception)
 
 
-def test_words_from_a_record_cannot_break_a_markdown_table(tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_words_from_a_record_cannot_break_a_markdown_table(
+    tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     fleet["FakeRun"](tmp_path / "a.jsonl", method="a|b\n<img>`x`").advance(10)
     text = markdown(compare(read_runs(tmp_path)))
     assert "| a\\|b &lt;img>\\`x\\` |" in text
@@ -76,7 +84,9 @@ def test_the_html_report_stands_alone_and_holds_the_runs(directory: Path) -> Non
     runs = read_runs(directory)
     page = html(runs, compare(runs), "my runs")
     assert not re.search(r'(src|href)="(?!#)', page)
-    found = re.search(r'<script type="application/json" id="snapshot">(.*?)</script>', page, re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="snapshot">(.*?)</script>', page, re.DOTALL
+    )
     assert found is not None
     data = json.loads(found[1])
     assert len(data["update"]["views"]) == len(runs)

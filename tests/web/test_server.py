@@ -43,7 +43,9 @@ def port_of(server: LiveServer) -> int:
 
 
 @contextmanager
-def asked(server: LiveServer, path: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
+def asked(
+    server: LiveServer, path: str, method: str = "GET", **headers: str
+) -> Iterator[HTTPResponse]:
     connection = HTTPConnection("127.0.0.1", port_of(server), timeout=10)
     try:
         connection.request(method, path, headers=headers)
@@ -102,7 +104,9 @@ def test_every_answer_carries_a_strict_policy(server: LiveServer) -> None:
         assert "unsafe" not in policy
 
 
-def test_the_stream_begins_with_everything_and_goes_on_with_changes(tmp_path: Path, fleet: dict[str, Any]) -> None:
+def test_the_stream_begins_with_everything_and_goes_on_with_changes(
+    tmp_path: Path, fleet: dict[str, Any]
+) -> None:
     run = fleet["FakeRun"](tmp_path / "ode-0.jsonl")
     run.advance(10)
     with serving(tmp_path) as server, asked(server, "/api/stream") as answer:
@@ -193,7 +197,9 @@ def watch(*arguments: str) -> subprocess.CompletedProcess[str]:
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "fedkeep", "watch", *arguments]
     environment = os.environ | {"PYTHONPATH": source}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+    )
 
 
 def test_a_taken_port_ends_in_one_sentence_with_the_address(tmp_path: Path) -> None:
@@ -211,7 +217,11 @@ def test_ctrl_c_ends_it_cleanly_while_somebody_looks(directory: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "fedkeep", "watch", str(directory), "--port", "0"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": source},
     ) as process:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -8,22 +8,22 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
+from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
 from fedkeep.core.types import Batch, Profile, Report, TrainOrder, Vector
 from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.learn.judging import judge
-from fedkeep.link.messages import (
+from fedkeep.learn.evaluation import judge
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.protocol.messages import (
     DeviceReply,
     DeviceRequest,
+    DeviceStats,
     Evaluated,
     ProfileRequest,
     Reported,
-    Vitals,
     reply_of,
 )
-from fedkeep.link.wire import from_bytes, to_bytes
-from fedkeep.privacy.door import Door
-from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from fedkeep.privacy.gaussian import NormalSource
@@ -53,22 +53,38 @@ class CatchUpDevice:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
         self._guarded = privacy is not None and privacy.epsilon is not None
         if self._guarded and not memory.durable:
-            raise ConfigError("a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir")
-        self._door = Door()
+            raise ConfigError(
+                "a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir"
+            )
+        self._door = ReleasePipeline()
         if privacy is not None:
-            if privacy.protects("estimator") and privacy.unit == "sample" and device.options.gradient_from == "stored":
-                raise ConfigError("estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it")
-            self._door = Door(privacy, device.learner.gradient_size, self._save, normal=noise)
+            if (
+                privacy.protects("estimator")
+                and privacy.unit == "sample"
+                and device.options.gradient_from == "stored"
+            ):
+                raise ConfigError(
+                    "estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it"
+                )
+            self._door = ReleasePipeline(
+                privacy, device.learner.gradient_size, self._save, normal=noise
+            )
         self._kept = self._door.kept(under_way=True)
         try:
             state = memory.load()
         except DataError as error:
-            lost = ", and with a new privacy budget, for the ledger was lost with it" if self._guarded else ""
+            lost = (
+                ", and with a new privacy budget, for the ledger was lost with it"
+                if self._guarded
+                else ""
+            )
             raise DataError(f"{error}{lost}") from error
-        self._last, self._seen = take_under("last", state), int(state.get("seen", 0))
+        self._last, self._seen = strip_prefix("last", state), int(state.get("seen", 0))
         if state:
-            device.restore(take_under("device", state))
-        restore_parts({name: part for name, part in self._kept.items() if take_under(name, state)}, state)
+            device.restore(strip_prefix("device", state))
+        restore_parts(
+            {name: part for name, part in self._kept.items() if strip_prefix(name, state)}, state
+        )
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
         return reply_of(self, self.evaluate, request)
@@ -102,7 +118,9 @@ class CatchUpDevice:
         """The model on the device's test samples, or on what it has stored if it has none."""
         held_out, stored = len(self._test) > 0, self._device.store.stored().batch
         gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
-        vitals = self._door.vitals(Vitals(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist))
+        vitals = self._door.vitals(
+            DeviceStats(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist)
+        )
         batch = self._test if held_out else stored
         if not len(batch):
             return Evaluated(0, 0.0, 0, vitals=vitals)
@@ -123,7 +141,7 @@ class CatchUpDevice:
             self._device.assign(order.assignment)
         now = order.round + 1
         batch = self._arrivals(self._seen, now)
-        self._device.take_in(batch, now, self._device.measure(batch))
+        self._device.ingest(batch, now, self._device.measure(batch))
         self._seen = now
         report = self._device.participate(order)
         self._save_if_guarded()  # a device whose budget is spent has taken part all the same
@@ -144,5 +162,7 @@ class CatchUpDevice:
             self._save()
 
     def _save(self) -> None:
-        state = snapshot_parts({"device": self._device, **self._kept}) | put_under("last", self._last)
+        state = snapshot_parts({"device": self._device, **self._kept}) | add_prefix(
+            "last", self._last
+        )
         self._memory.save(state | {"seen": np.array(self._seen)})

@@ -7,13 +7,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.app.user_config import UserConfig
 
-from fedkeep.fleet.specification import DEPLOYMENT_KEYS
+from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.method import DEPLOYMENT_KEYS
 from fedkeep.flower.client_app import NodeDevice, device_number
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.server_app import tables_of
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.sim.assembly import Ground, lay_ground
-from fedkeep.sim.experiment import Experiment, resolve
+from fedkeep.sim.assembly import SimulationContext, simulation_context
 from fedkeep_app.catch_up import CatchUpDevice
 
 NOT_THE_EXPERIMENT = {"samples", "state_dir", "output", *DEPLOYMENT_KEYS}
@@ -21,7 +21,13 @@ NOT_THE_EXPERIMENT = {"samples", "state_dir", "output", *DEPLOYMENT_KEYS}
 
 def experiment_of(run_config: UserConfig) -> Experiment:
     """The run config's fleet with the data of its `task`: what `fedkeep run` would simulate."""
-    return resolve({key: value for key, value in tables_of(run_config).items() if key not in NOT_THE_EXPERIMENT})
+    return resolve(
+        {
+            key: value
+            for key, value in tables_of(run_config).items()
+            if key not in NOT_THE_EXPERIMENT
+        }
+    )
 
 
 def simulated_device(context: Context) -> NodeDevice:
@@ -30,14 +36,18 @@ def simulated_device(context: Context) -> NodeDevice:
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
     directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
     run = str(context.run_config.get("state.run", "default"))
-    memory = DeviceMemory(Path(str(directory)) / f"{run}-device-{number}.npz" if directory else context)
-    return CatchUpDevice(ground.device(number), arrivals, test, memory, _privacy(context, ground.experiment))
+    memory = DeviceMemory(
+        Path(str(directory)) / f"{run}-device-{number}.npz" if directory else context
+    )
+    return CatchUpDevice(
+        ground.device(number), arrivals, test, memory, _privacy(context, ground.experiment)
+    )
 
 
 @lru_cache(maxsize=1)
-def _ground(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> Ground:
+def _ground(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> SimulationContext:
     """What devices share; a process that serves several, as Flower's simulation does, makes it once."""
-    return lay_ground(experiment_of(dict(run_config)))
+    return simulation_context(experiment_of(dict(run_config)))
 
 
 def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:

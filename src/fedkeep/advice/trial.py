@@ -8,16 +8,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedkeep.agent.assembly import budget_for, parse_config
-from fedkeep.config import Table, merged
+from fedkeep.config.experiment import RunSpec
+from fedkeep.config.reference import bare, toml
 from fedkeep.data import Federation
-from fedkeep.keys import bare, toml
 from fedkeep.records import read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
-from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
+from fedkeep.tables import Table, merged
 
-FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = "fifo", "balanced-fifo", "gist-local", "gist-shared", "full-data"
+FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = (
+    "fifo",
+    "balanced-fifo",
+    "gist-local",
+    "gist-shared",
+    "full-data",
+)
 CANDIDATES: dict[str, Table] = {
     FIFO: {"policy": {"name": "fifo"}},
     BALANCED: {
@@ -59,7 +65,9 @@ class Panel:
     def candidates(self) -> dict[str, Table]:
         """The methods to choose from: a gist only where it leaves room for a sample."""
         room = self.capacity > self.gist_samples
-        return {name: table for name, table in CANDIDATES.items() if room or name not in (LOCAL, SHARED)}
+        return {
+            name: table for name, table in CANDIDATES.items() if room or name not in (LOCAL, SHARED)
+        }
 
     @property
     def methods(self) -> dict[str, Table]:
@@ -68,8 +76,14 @@ class Panel:
     def slots(self, method: str) -> int:
         return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
 
-    def table(self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None) -> Table:
-        own = {"label": method, "seed": seed, "train": {"learning_rate": rate or self.rates.get(method, RATES[1])}}
+    def table(
+        self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None
+    ) -> Table:
+        own = {
+            "label": method,
+            "seed": seed,
+            "train": {"learning_rate": rate or self.rates.get(method, RATES[1])},
+        }
         own["storage"] = {"capacity": capacity or self.slots(method)}
         return merged(merged(self.shared(), self.methods[method]), own)
 
@@ -77,34 +91,58 @@ class Panel:
         return {
             "task": {**self.task, "rounds_per_pass": self.rounds},
             "storage": {"capacity": self.capacity},
-            "train": {"rounds": self.rounds, "participation": self.participation, "epochs": 5, "decay": 1.0},
+            "train": {
+                "rounds": self.rounds,
+                "participation": self.participation,
+                "epochs": 5,
+                "decay": 1.0,
+            },
             "stream": self.stream,
-            "record": {"every": max(1, self.rounds // _EVALUATIONS), "checkpoint_every": max(1, self.rounds // 3)},
+            "record": {
+                "every": max(1, self.rounds // _EVALUATIONS),
+                "checkpoint_every": max(1, self.rounds // 3),
+            },
         }
 
-    def write_files(self, folder: Path, method: str, data: Federation, first_seed: int) -> list[Path]:
+    def write_files(
+        self, folder: Path, method: str, data: Federation, first_seed: int
+    ) -> list[Path]:
         """Writes the experiment that should confirm the advice of a method, and configurations that use it.
 
         The experiment has seeds that the advice has not seen; the device's file takes as few bytes as hold its samples.
         """
         own = {
-            m: {"train": {"learning_rate": self.rates[m]}, "storage": {"capacity": self.slots(m)}} for m in self.rates
+            m: {"train": {"learning_rate": self.rates[m]}, "storage": {"capacity": self.slots(m)}}
+            for m in self.rates
         }
         methods = {name: merged(table, own[name]) for name, table in self.methods.items()}
         sweep = {"seed": list(range(first_seed, first_seed + _CONFIRMING))}
         samples = {"shape": list(data.sample_shape), "labels": data.labels}
         model = {"name": data.model.name, **data.model.options}
-        said = {key: table for key, table in self.methods[method].items() if key in ("policy", "weights", "gist")}
+        said = {
+            key: table
+            for key, table in self.methods[method].items()
+            if key in ("policy", "weights", "gist")
+        }
         files = {"store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
         agent = {"samples": samples, "model": model, **said, **files}
         agent["store"]["budget"] = budget_for(parse_config(agent), self.slots(method))
-        fleet = {"samples": {**samples, "names": list(data.label_names)}, "model": model, **self.methods[method]}
-        fleet |= {"storage": own[method]["storage"], "train": self.shared()["train"] | own[method]["train"]}
+        fleet = {
+            "samples": {**samples, "names": list(data.label_names)},
+            "model": model,
+            **self.methods[method],
+        }
+        fleet |= {
+            "storage": own[method]["storage"],
+            "train": self.shared()["train"] | own[method]["train"],
+        }
         source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
         texts = {
             "experiment.toml": "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
             + as_toml({**self.shared(), "methods": methods, "sweep": sweep}),
-            "agent.toml": "# What a device runs: fedkeep agent run agent.toml\n" + as_toml(agent) + source,
+            "agent.toml": "# What a device runs: fedkeep agent run agent.toml\n"
+            + as_toml(agent)
+            + source,
             "fleet.toml": "# What the server runs: fedkeep serve fleet.toml\n" + as_toml(fleet),
         }
         for name, text in texts.items():
@@ -121,7 +159,11 @@ def as_toml(table: Table) -> str:
     """
     sections = ("methods", "sweep")
     plain = {key: value for key, value in table.items() if key not in sections and value != {}}
-    spread = {f"{key}.{bare(name)}": value for key in sections for name, value in table.get(key, {}).items()}
+    spread = {
+        f"{key}.{bare(name)}": value
+        for key in sections
+        for name, value in table.get(key, {}).items()
+    }
     return "".join(f"{key} = {toml(value)}\n" for key, value in (plain | spread).items())
 
 
@@ -154,7 +196,9 @@ class Trial:
     def _run(self) -> None:
         """Rounds and rates are chosen, then seeds run until nothing is open."""
         self._choose_rounds()
-        runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (len(self.panel.methods) + 1)
+        runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (
+            len(self.panel.methods) + 1
+        )
         self._planned = runs * self.panel.rounds
         if not self.panel.rates:
             self._tune()
@@ -200,7 +244,7 @@ class Trial:
         if known.get("inputs") == self._inputs:
             self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
             return
-        cells = [Cell(self.panel.table(method, 0), "") for method in self.panel.methods]
+        cells = [RunSpec(self.panel.table(method, 0), "") for method in self.panel.methods]
         self.tell("measuring how long a round takes", 0.0, self.seconds)
         each = estimate_seconds(cells, 1) / len(cells) / self.panel.rounds
         runs = len(cells) * (len(RATES) / 2 + FIRST_SEEDS + 2) + FIRST_SEEDS
@@ -215,11 +259,16 @@ class Trial:
 
     def _tune(self) -> None:
         """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
-        shorter, folder = replace(self.panel, rounds=max(10, self.panel.rounds // 2)), self.folder / "rates"
+        shorter, folder = (
+            replace(self.panel, rounds=max(10, self.panel.rounds // 2)),
+            self.folder / "rates",
+        )
         cells = {}
-        for method, rate in itertools.product(self.panel.methods, RATES):  # on a split that the trial itself never uses
+        for method, rate in itertools.product(
+            self.panel.methods, RATES
+        ):  # on a split that the trial itself never uses
             table = shorter.table(method, _TUNING_SEED, rate=rate)
-            cells[method, rate] = Cell({**table, "label": f"{method} at {rate}"}, "")
+            cells[method, rate] = RunSpec({**table, "label": f"{method} at {rate}"}, "")
         self._sweep("finding each method's learning rate", list(cells.values()), folder)
         best: dict[str, tuple[float, float]] = {}
         for (method, rate), cell in cells.items():
@@ -230,7 +279,10 @@ class Trial:
 
     def _play(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
         """Plays runs by method and seed; what is finished counts, however this ends."""
-        cells, folder = {key: Cell(table, "") for key, table in wanted.items()}, self.folder / "runs"
+        cells, folder = (
+            {key: RunSpec(table, "") for key, table in wanted.items()},
+            self.folder / "runs",
+        )
         try:
             self._sweep(stage, list(cells.values()), folder)
         finally:
@@ -239,7 +291,7 @@ class Trial:
                     run = read_run(record_path(cell, folder))
                     self.finals.setdefault(method, {})[seed] = final_accuracy(run.evaluations)
 
-    def _sweep(self, stage: str, cells: Sequence[Cell], folder: Path) -> None:
+    def _sweep(self, stage: str, cells: Sequence[RunSpec], folder: Path) -> None:
         progress = [0] * len(cells)
 
         def listen(cell: int, round_: int, _: float | None) -> None:

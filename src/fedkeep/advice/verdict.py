@@ -15,11 +15,11 @@ _LOOKED_AT = 1500
 """Samples whose neighbours are looked for: enough for a share, few enough for seconds."""
 
 
-class Look:
+class DatasetProfile:
     """A fleet's data in figures: what can be counted without training anything.
 
     >>> from fedkeep.data import TASKS
-    >>> seen = Look(TASKS["embedded"](devices=5).load(seed=0))
+    >>> seen = DatasetProfile(TASKS["embedded"](devices=5).load(seed=0))
     >>> seen.labels_per_device, seen.sample_bytes
     ((9, 10, 10), 120)
     """
@@ -37,11 +37,14 @@ class Look:
         )
         """The fewest, the median and the most."""
         self.rarest, self.commonest = (
-            (data.label_names[n], float(shares[n])) for n in (int(shares.argmin()), int(shares.argmax()))
+            (data.label_names[n], float(shares[n]))
+            for n in (int(shares.argmin()), int(shares.argmax()))
         )
         """A label and its share of the samples."""
         self.sample_bytes = int(data.x[:1].nbytes)
-        self.drift, self.drift_by_chance = (_halves_apart(labels, data.labels) for labels in (ordered, shuffled))
+        self.drift, self.drift_by_chance = (
+            _halves_apart(labels, data.labels) for labels in (ordered, shuffled)
+        )
         """How far the labels of the first and the second half of a device's rows lie apart, and what the same rows in
         random order would show: 0 alike, 1 nothing shared."""
         self.runs, self.runs_by_chance = map(_repeats, (ordered, shuffled))
@@ -50,7 +53,7 @@ class Look:
         """The share of labels that all nearest neighbours agree to contradict."""
 
 
-def describe(seen: Look) -> str:
+def describe(seen: DatasetProfile) -> str:
     low, middle, high = seen.labels_per_device
     few, usual, many = seen.samples_per_device
     return (
@@ -60,7 +63,7 @@ def describe(seen: Look) -> str:
     )
 
 
-def worries(seen: Look, capacity: int, *, shuffled: bool) -> Iterator[str]:
+def worries(seen: DatasetProfile, capacity: int, *, shuffled: bool) -> Iterator[str]:
     """What may spoil an advice on this data, or the use of it."""
     if capacity >= seen.samples_per_device[1]:
         yield (
@@ -94,7 +97,10 @@ def _halves_apart(labels: list[IntArray], count: int) -> float:
     """The total variation between the label mixes of first and second halves, the devices by their sizes."""
     apart, weight = 0.0, 0
     for own in (own for own in labels if len(own) > 1):
-        first, second = (np.bincount(half, minlength=count) / len(half) for half in np.split(own, [len(own) // 2]))
+        first, second = (
+            np.bincount(half, minlength=count) / len(half)
+            for half in np.split(own, [len(own) // 2])
+        )
         apart += len(own) * float(np.abs(first - second).sum()) / 2
         weight += len(own)
     return apart / max(weight, 1)
@@ -127,17 +133,26 @@ def recommended(trial: Trial) -> str:
         return FIFO
     for method in trial.panel.candidates:
         lead = trial.against(leader, method)
-        if lead is not None and lead.verdict != "undecided" and lead.mean + (lead.half_width or 0.0) <= LEVEL:
+        if (
+            lead is not None
+            and lead.verdict != "undecided"
+            and lead.mean + (lead.half_width or 0.0) <= LEVEL
+        ):
             return method
     return leader
 
 
-def advise(trial: Trial, seen: Look, gist_bytes: int, *, shuffled: bool, complete: bool) -> list[str]:
+def advise(
+    trial: Trial, seen: DatasetProfile, gist_bytes: int, *, shuffled: bool, complete: bool
+) -> list[str]:
     """The advice that the finished runs bear, line by line: what to use, then what to worry about."""
     method = recommended(trial)
     said = [describe(seen), _use(trial, method), *_others(trial, method), _gist(trial, gist_bytes)]
     said += _more_storage(trial, method)
-    doubts = [*worries(seen, trial.panel.capacity, shuffled=shuffled), *_doubts(trial, method, complete=complete)]
+    doubts = [
+        *worries(seen, trial.panel.capacity, shuffled=shuffled),
+        *_doubts(trial, method, complete=complete),
+    ]
     doubts = ["What to worry about:", *(f"- {doubt}" for doubt in doubts)] if doubts else []
     return [sentence for sentence in (*said, *doubts) if sentence]
 
@@ -147,7 +162,9 @@ def _use(trial: Trial, method: str) -> str:
     if finals:
         seeds = "one seed" if len(finals) == 1 else f"{len(finals)} seeds"
         mean = sum(finals) / len(finals)
-        reached = f" It reached {mean:.1%} with {trial.panel.slots(method)} samples a device ({seeds})."
+        reached = (
+            f" It reached {mean:.1%} with {trial.panel.slots(method)} samples a device ({seeds})."
+        )
     if method != FIFO:
         return f"Use {method}: {_by(trial.against(method, FIFO))} FIFO.{reached}"
     leader = trial.leader()
@@ -159,8 +176,12 @@ def _use(trial: Trial, method: str) -> str:
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
     """How each other candidate but FIFO stands to the one advised, or to the leader where only that is decided."""
-    for other in (candidate for candidate in trial.panel.candidates if candidate not in (FIFO, method)):
-        stands = [(base, trial.against(other, base)) for base in (method, trial.leader()) if base != other]
+    for other in (
+        candidate for candidate in trial.panel.candidates if candidate not in (FIFO, method)
+    ):
+        stands = [
+            (base, trial.against(other, base)) for base in (method, trial.leader()) if base != other
+        ]
         known = [(base, found) for base, found in stands if found is not None]
         decided = [(base, found) for base, found in known if found.verdict != "undecided"]
         if known:
@@ -181,7 +202,11 @@ def _more_storage(trial: Trial, method: str) -> Iterator[str]:
             yield f"A store {LARGER} times as large {tried} would be {_by(found)} the one tried."
     found = trial.against(UNLIMITED, method)
     if found is not None:
-        means = "what is old misleads here" if found.verdict == "behind" else "choosing samples can hardly win more"
+        means = (
+            "what is old misleads here"
+            if found.verdict == "behind"
+            else "choosing samples can hardly win more"
+        )
         yield f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
 
 
@@ -190,7 +215,10 @@ def _gist(trial: Trial, gist_bytes: int) -> str:
     gists = [method for method in trial.panel.candidates if method in (LOCAL, SHARED)]
     if not gists:
         return f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
-    best, plain = trial.best_of(gists), trial.best_of([m for m in trial.panel.candidates if m not in gists])
+    best, plain = (
+        trial.best_of(gists),
+        trial.best_of([m for m in trial.panel.candidates if m not in gists]),
+    )
     found = trial.against(best, plain)
     if found is None:
         return ""

@@ -21,10 +21,12 @@ def main(arguments: list[str]) -> int:
     # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
     sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
     over_live_line = "\r\x1b[K" if sys.stderr.isatty() else ""
-    logging.basicConfig(level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr
+    )
     try:
         from fedkeep.agent.assembly import read_config
-        from fedkeep.agent.running import run
+        from fedkeep.agent.daemon import run
 
         run(read_config(Path(files[0])), until_sources_end=bool(flags))
     except (FedkeepError, OSError) as error:

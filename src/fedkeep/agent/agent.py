@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Intake, Magnitudes, screen
+from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import discard_copies
-from fedkeep.agent.record import DAY, CounterBook, ModelDate, Tombstones, Verdict
+from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
+from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
-from fedkeep.core.errors import RefusedError
-from fedkeep.core.ports import Kept
-from fedkeep.core.state import snapshot_parts, take_under
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.protocols import Stateful
+from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
-from fedkeep.link.messages import ProfileRequest
-from fedkeep.privacy.door import Door
+from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
@@ -37,24 +37,30 @@ _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
 _ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
-"""How each `Fate` is counted and told."""
+"""How each `OfferResult` is counted and told."""
 
 
 class Agent:
     """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
 
-    def __init__(self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig") -> None:
+    def __init__(
+        self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
+    ) -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
         self.lock = threading.RLock()
-        self.intake = Intake(_QUEUE, config.form)
-        self.counters, self.tombstones, self.model_date = CounterBook(), Tombstones(), ModelDate()
-        self.door = Door()
+        self.intake = IngestQueue(_QUEUE, config.form)
+        self.counters, self.tombstones, self.model_date = (
+            CounterBook(),
+            Tombstones(),
+            ModelVersion(),
+        )
+        self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
-        self._magnitudes = Magnitudes(config.samples.limit, config.samples.outlier)
+        self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
-        self._parts: dict[str, Kept] = {
+        self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
             "clock": store.clock,
@@ -62,14 +68,20 @@ class Agent:
             "tombstones": self.tombstones,
             "model": self.model_date,
         }
-        self._fresh = {name: array for name, array in device.snapshot().items() if not name.startswith("store.")}
+        self._fresh = {
+            name: array
+            for name, array in device.snapshot().items()
+            if not name.startswith("store.")
+        }
         self._judged = 0
         """Samples whose fate is not on the disk yet."""
         self._awaited: list[tuple[Arrival, str]] = []
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
-        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = time.monotonic()
+        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = (
+            time.monotonic()
+        )
 
     def alive(self) -> bool:
         """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
@@ -77,15 +89,20 @@ class Agent:
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
         """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
-        found = take_under("device", state)
+        found = strip_prefix("device", state)
         if damaged and not self._fresh.keys() <= found.keys():
-            log.warning("lost from the device's state: %s", ", ".join(sorted(self._fresh.keys() - found.keys())))
+            log.warning(
+                "lost from the device's state: %s",
+                ", ".join(sorted(self._fresh.keys() - found.keys())),
+            )
         self.device.restore(self._mended(found))
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
-            if part is not self.device and (own := take_under(name, state)):
+            if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
         self.store.model_version = self.model_date.round
-        self._alone_from = max(_ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count)
+        self._alone_from = max(
+            _ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count
+        )
         if "counters" in found:
             caught_up = self.store.write_down_since(int(found["counters"][0]))
             self.counters.update(seen=caught_up, kept=caught_up)
@@ -107,9 +124,15 @@ class Agent:
             state["shares.targets"] = np.zeros_like(state["shares.targets"])
         gone = set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
         if not gone and state["assignment.quotas"].sum() > room:
-            log.warning("the plan was for more than the %d samples that now fit: it counts no more", room)
+            log.warning(
+                "the plan was for more than the %d samples that now fit: it counts no more", room
+            )
             gone = _ASSIGNMENT
-        if (gone or self.device.policy.balanced) and "store.quotas" in state and state["store.quotas"].sum() != room:
+        if (
+            (gone or self.device.policy.balanced)
+            and "store.quotas" in state
+            and state["store.quotas"].sum() != room
+        ):
             gone = {*gone, "store.quotas"}
         return {name: array for name, array in state.items() if name not in gone}
 
@@ -126,7 +149,10 @@ class Agent:
                 self._value_alone()
             now = self._last_step = time.monotonic()
             patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
-            if now >= self._last_commit + patience or len(self.store.staged) > self._reserve - self._batch:
+            if (
+                now >= self._last_commit + patience
+                or len(self.store.staged) > self._reserve - self._batch
+            ):
                 self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
@@ -142,16 +168,22 @@ class Agent:
             by_source.setdefault(arrival.source, []).append(arrival)
         for source, group in by_source.items():
             self.store.source = source
-            batch, sound, refused = screen(group, form, labels, self.tombstones.ids, self._magnitudes)
+            batch, sound, refused = screen(
+                group, form, labels, self.tombstones.ids, self._magnitudes
+            )
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
-                    self.intake.refuse(reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0)
+                    self.intake.refuse(
+                        reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
+                    )
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)
             self.counters.update(fate for _, fate in fates)
             self._judged += len(group)
-            self._awaited += [(arrival, fate) for arrival, fate in fates if arrival.acknowledge is not None]
+            self._awaited += [
+                (arrival, fate) for arrival, fate in fates if arrival.acknowledge is not None
+            ]
         spent = (time.perf_counter() - start) / len(arrivals)
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
@@ -163,7 +195,7 @@ class Agent:
         measured = self.device.measure(batch)
         if measured is not None:
             self.door.see(batch.ids)
-        outcome = self.device.take_in(batch, self.store.clock.now(), measured)
+        outcome = self.device.ingest(batch, self.store.clock.now(), measured)
         return [_FATES[fate] for fate in outcome.fates.tolist()]
 
     def _value_alone(self) -> None:
@@ -173,7 +205,9 @@ class Agent:
             return
         if seen < self._alone_from or device.window.size != device.learner.gradient_size:
             return
-        self._alone_from = 2 * seen  # each time all that is stored is valued and ranked anew, on the disk too
+        self._alone_from = (
+            2 * seen
+        )  # each time all that is stored is valued and ranked anew, on the disk too
         device.adopt(device.model, device.window.mean().astype(np.float32))
 
     def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
@@ -195,7 +229,9 @@ class Agent:
         try:
             self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
         except OSError as error:
-            log.error("the store could not be written (%s): %d samples dropped", error.strerror, judged)
+            log.error(
+                "the store could not be written (%s): %d samples dropped", error.strerror, judged
+            )
             lost, counted = "dropped.disk", self.counters.snapshot()
             self.restore(self.store.load(self.store.file.reload()))
             self.counters.restore(counted)
@@ -208,7 +244,11 @@ class Agent:
         """Removes and overwrites what is older than the TTL."""
         with self.lock:
             days, now = self.config.store.ttl_days, self.store.clock.now()
-            expired = [id_ for id_, note in self.store.records.items() if days and note.taken < now - days * DAY]
+            expired = [
+                id_
+                for id_, note in self.store.records.items()
+                if days and note.taken < now - days * DAY
+            ]
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
                 self.commit(wipe=True)
@@ -224,14 +264,16 @@ class Agent:
             self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
-            self.device.unlearn()
+            self.device.reset_statistics()
             if self.model_date.round < 0 and self.device.model is not None:
-                self.device.install(self.device.model)  # its direction was a mean over them
+                self.device.set_model(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
             self.tombstones.add(ids)
             self.counters["erased"] += erased
             if not self.commit(wipe=True):
-                raise RefusedError("disk", "the store cannot be written; nothing was erased, try again")
+                raise RejectedError(
+                    "disk", "the store cannot be written; nothing was erased, try again"
+                )
             discard_copies(self.store_path)
         return erased
 
@@ -256,7 +298,7 @@ class Agent:
                 prepared = self.device.prepare(order)
                 self.door.close_estimate()
                 # Arrivals during training must not mix gradients of two models.
-                self.device.install(order.model, order.direction)
+                self.device.set_model(order.model, order.direction)
             # Without the lock: whoever asks or stops the agent need not wait.
             train, job = self.device.learner.train, prepared.job
             trained = train(order.model, job, order.local) if len(job.batch) else order.model
@@ -270,7 +312,7 @@ class Agent:
     def require_commit(self) -> None:
         """Commits, or raises: what is not on the disk must not be sent."""
         if not self.commit():
-            raise RefusedError("disk", "the store cannot be written; nothing was sent")
+            raise RejectedError("disk", "the store cannot be written; nothing was sent")
 
     def profile(self) -> Profile:
         """What the device declares to the server in the clear, as far as it may."""

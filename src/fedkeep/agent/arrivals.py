@@ -16,7 +16,7 @@ import numpy as np
 from fedkeep.agent.record import SampleForm
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Batch, BoolArray
-from fedkeep.link.messages import RefusedRecord
+from fedkeep.protocol.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,14 @@ def sample_id(given: Any, content: bytes) -> int:
     if isinstance(given, int) and not isinstance(given, bool):
         if 0 <= given < 1 << 63:
             return given
-        given = hex(given)  # decimal digits of a hostile number take for ever, or are refused by Python
+        given = hex(
+            given
+        )  # decimal digits of a hostile number take for ever, or are refused by Python
     text = content if given is None else repr(given).encode(errors="backslashreplace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-class Intake:
+class IngestQueue:
     """A queue of at most `limit` samples that thins the stream evenly when the agent cannot keep up.
 
     When it is half full only every second arrival is let in, then every fourth, and so on; when it has been nearly
@@ -178,14 +180,14 @@ class Source:
     def open(self) -> None:
         """Fails at once if the stream cannot be had."""
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         """Reads the stream, in a thread of its own, until it ends or the intake is stopped."""
         raise NotImplementedError
 
     def close(self) -> None: ...
 
 
-class Magnitudes:
+class OutlierFilter:
     """How large samples usually are, by the largest number of each: what is far beyond would outweigh all others.
 
     The usual is a median of what came before, or at first of what came together, refused samples included, so that a
@@ -201,7 +203,9 @@ class Magnitudes:
     def huge(self, x: AnyArray) -> BoolArray:
         """Which samples are too large, of finite ones."""
         flat = x.reshape(len(x), -1)
-        largest = np.maximum(flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64))
+        largest = np.maximum(
+            flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64)
+        )
         known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
         usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
@@ -210,10 +214,19 @@ class Magnitudes:
 
 
 def screen(
-    arrivals: list[Arrival], form: SampleForm, labels: int, erased: Container[int], magnitudes: Magnitudes
+    arrivals: list[Arrival],
+    form: SampleForm,
+    labels: int,
+    erased: Container[int],
+    magnitudes: OutlierFilter,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """The sound samples as a batch with their arrivals, and the others with the reason of each."""
-    x = np.stack([np.zeros(form.shape, form.dtype) if arrival.x is None else arrival.x for arrival in arrivals])
+    x = np.stack(
+        [
+            np.zeros(form.shape, form.dtype) if arrival.x is None else arrival.x
+            for arrival in arrivals
+        ]
+    )
     y = np.array([_number(arrival.y) for arrival in arrivals])
     named = [isinstance(arrival.id, str | int | float | None) for arrival in arrivals]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named

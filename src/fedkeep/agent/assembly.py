@@ -14,31 +14,33 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.opening import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
 from fedkeep.agent.sources import make_source
-from fedkeep.config import Table, build, merged, read_toml
-from fedkeep.core.bounds import within
+from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
+from fedkeep.config.options import MetricsOptions, learner_of
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
+from fedkeep.core.bounds import check_range
 from fedkeep.core.device import Device, DeviceOptions
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.gist import GistOptions, packed_bytes
-from fedkeep.core.names import did_you_mean
 from fedkeep.core.policy import POLICIES, SelectionPolicy
-from fedkeep.core.ports import Learner
+from fedkeep.core.protocols import Learner
 from fedkeep.core.regions import regions_for
-from fedkeep.core.state import take_under
+from fedkeep.core.registry import did_you_mean
+from fedkeep.core.state import strip_prefix
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
-from fedkeep.fleet.options import MetricsOptions, learner_of
 from fedkeep.loading import find_component
-from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.privacy import ledger
-from fedkeep.privacy.door import Door
+from fedkeep.privacy import accountant as ledger
 from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.tables import Table, build, merged, read_toml
 
-assert fedkeep.core.policies  # importing them is what registers them; the whole registry would load all data sets
+assert (
+    fedkeep.core.policies
+)  # importing them is what registers them; the whole registry would load all data sets
 log = logging.getLogger(__name__)
 _HOUR = 3600.0
 _BUCKETS = 12
@@ -73,9 +75,9 @@ class AgentOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        within(self, "cpu_cap", above=0, most=1)
-        within(self, "nice", least=0, most=19)
-        within(self, "seed", least=0, most=(1 << 63) - 1)
+        check_range(self, "cpu_cap", above=0, most=1)
+        check_range(self, "nice", least=0, most=19)
+        check_range(self, "seed", least=0, most=(1 << 63) - 1)
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,15 @@ class SampleOptions:
     """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
 
     def __post_init__(self) -> None:
-        within(self, "limit", above=0)
-        within(self, "outlier", least=0)
-        within(self, "labels", least=1, most=_MOST_LABELS)
+        check_range(self, "limit", above=0)
+        check_range(self, "outlier", least=0)
+        check_range(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if math.prod(self.shape) > _MOST_NUMBERS:
-            raise ValueError(f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}")
+            raise ValueError(
+                f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,14 @@ class AgentConfig:
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
-        return SampleForm(dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts)
+        return SampleForm(
+            dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
+        )
 
 
-_OPTIONS: dict[str, Any] = {field.name: field.type for field in fields(AgentConfig) if is_dataclass(field.type)}
+_OPTIONS: dict[str, Any] = {
+    field.name: field.type for field in fields(AgentConfig) if is_dataclass(field.type)
+}
 _TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
 
 
@@ -146,13 +154,18 @@ def parse_config(table: Table) -> AgentConfig:
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
-    preset, policy_name = str(table.get("preset", DEFAULT)), str(table.get("policy", {}).get("name", DEFAULT_POLICY))
+    preset, policy_name = (
+        str(table.get("preset", DEFAULT)),
+        str(table.get("policy", {}).get("name", DEFAULT_POLICY)),
+    )
     table = merged(device_tables(preset, policy_name), table)
     options = {name: build(kind, table.get(name, {}), name) for name, kind in _OPTIONS.items()}
     keys = {key: value for key, value in table["policy"].items() if key != "name"}
     policy = build(find_component(POLICIES, policy_name), keys, "policy")
     if policy.unbounded:
-        raise ConfigError(f"policy '{policy_name}' keeps everything, which no budget of bytes can hold")
+        raise ConfigError(
+            f"policy '{policy_name}' keeps everything, which no budget of bytes can hold"
+        )
     if not policy.coordinated:
         options["weights"] = UNCOORDINATED
     sources = table.get("source", [])
@@ -208,7 +221,7 @@ def assemble(config: AgentConfig) -> Agent:
             _guard(agent, privacy, state, damaged=damaged)
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
-            device.install(learner.initial(0))
+            device.set_model(learner.initial(0))
     except BaseException:
         opened.file.disk.close()
         raise
@@ -230,23 +243,35 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     """
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
     guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
-    counted = ledger.REMEMBERED * ledger.ROW_BYTES if privacy is not None and privacy.counts_samples else 0
+    counted = (
+        ledger.REMEMBERED * ledger.ROW_BYTES
+        if privacy is not None and privacy.counts_samples
+        else 0
+    )
     kept = config.gist
     gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
     told = 8 if privacy is not None and privacy.protects("estimator") else 0
-    vectors = 4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
+    vectors = (
+        4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
+    )
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
 
 
-def privacy_options(table: Table, device: DeviceOptions, gist: GistOptions) -> PrivacyOptions | None:
+def privacy_options(
+    table: Table, device: DeviceOptions, gist: GistOptions
+) -> PrivacyOptions | None:
     """The table `[privacy]`, if there is one."""
     if not table:
         return None
     options = build(PrivacyOptions, table, "privacy")
     if options.counts_samples and device.gradient_from == "stored":
-        raise ConfigError("device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'")
+        raise ConfigError(
+            "device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'"
+        )
     if options.counts_samples and gist.shared:
-        raise ConfigError("a shared gist tells of a sample in many rounds: set privacy.unit = 'device'")
+        raise ConfigError(
+            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device'"
+        )
     return options
 
 
@@ -254,10 +279,10 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
     """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
     # Beside the store, since neither may take the other with it.
     file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
-    said = take_under("gate.ledger", state)
+    said = strip_prefix("gate.ledger", state)
     try:
         spendings = file.found(said, damaged=damaged and not said)
-    except RefusedError as refusal:
+    except RejectedError as refusal:
         raise ConfigError(str(refusal)) from None
 
     def keep(spent: State) -> None:
@@ -265,10 +290,12 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             file.commit(spent)
         except OSError as error:
             why = f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
-            raise RefusedError("disk", why) from error
+            raise RejectedError("disk", why) from error
 
     size = agent.device.learner.gradient_size
-    agent.door = Door(privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep)
+    agent.door = ReleasePipeline(
+        privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep
+    )
 
 
 def _model_name(model: Table) -> str:
@@ -291,7 +318,11 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
     except FedkeepError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the model does not take such samples
-        reason = str(error).strip().splitlines()[-1][:200] if str(error).strip() else type(error).__name__
+        reason = (
+            str(error).strip().splitlines()[-1][:200]
+            if str(error).strip()
+            else type(error).__name__
+        )
         raise ConfigError(
             f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
         ) from None
@@ -312,7 +343,9 @@ def _carried_over(state: State, opened: Opened, learner: Learner, regions: int) 
         log.warning(said, before["labels"], now["labels"])
         gone = ("device.", *_LEARNED)
     elif counts is not None and counts.shape != (regions,):
-        log.warning("[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew")
+        log.warning(
+            "[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew"
+        )
         gone = ("device.", *_LEARNED)
     elif before["model"] != now["model"] or (model is not None and model.shape != (learner.size,)):
         log.warning("[model] is another than before: samples stay, what was learned begins anew")

@@ -19,7 +19,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedkeep.agent.cells import FAR, OVERHEAD, SHIFT, Cipher, FileCell, Geometry, Label, Root, decode_cell, decode_root
+from fedkeep.agent.cells import (
+    FAR,
+    OVERHEAD,
+    SHIFT,
+    Cipher,
+    FileCell,
+    Geometry,
+    Label,
+    Root,
+    decode_cell,
+    decode_root,
+)
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import BoolArray
 from fedkeep.files import sync
@@ -68,8 +79,12 @@ class FileDisk:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            raise StoreError(f"no room for the {size} bytes of {self.path}: free some or lower the budget") from error
-        sync(self.path.parent)  # a new file survives a power cut only once its folder is on the disk
+            raise StoreError(
+                f"no room for the {size} bytes of {self.path}: free some or lower the budget"
+            ) from error
+        sync(
+            self.path.parent
+        )  # a new file survives a power cut only once its folder is on the disk
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
@@ -123,11 +138,18 @@ class Damage:
         return bool(self.cells or self.blobs or self.roots or self.rolled_back or self.label)
 
     def __str__(self) -> str:
-        said = [f"{self.cells} cells cannot be read" if self.cells else "", "the label is lost" if self.label else ""]
+        said = [
+            f"{self.cells} cells cannot be read" if self.cells else "",
+            "the label is lost" if self.label else "",
+        ]
         if self.roots:
-            said.append("no root is whole: what single cells hold is taken, replaced samples included")
+            said.append(
+                "no root is whole: what single cells hold is taken, replaced samples included"
+            )
         elif self.rolled_back:
-            said.append("the newest root is lost: rolled back to the one before it, with all that newer cells hold")
+            said.append(
+                "the newest root is lost: rolled back to the one before it, with all that newer cells hold"
+            )
         return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
 
 
@@ -171,7 +193,9 @@ class CellFile:
         """
         self.disk.sync()
         roots, cells = self._read_roots(), dict(self._scan())
-        written = [root.sequence for root in roots.values()] + [cell.sequence for cell in cells.values()]
+        written = [root.sequence for root in roots.values()] + [
+            cell.sequence for cell in cells.values()
+        ]
         self._sequence = max(written, default=-1)
         if not roots:
             return self._assemble(cells)
@@ -203,8 +227,12 @@ class CellFile:
         """
         found, copies, geometry = {}, 0, self.geometry
         for half in (0, 1):
-            areas = [self.disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)]
-            whole = [root for area in areas if (root := decode_root(area, geometry.cells)) is not None]
+            areas = [
+                self.disk.read(geometry.root(half, copy), geometry.root_size) for copy in (0, 1)
+            ]
+            whole = [
+                root for area in areas if (root := decode_root(area, geometry.cells)) is not None
+            ]
             if whole:
                 found[half] = max(whole, key=lambda root: root.sequence)
                 copies += len(areas) - len(whole)
@@ -235,7 +263,9 @@ class CellFile:
         blobs = []
         for number, places in sorted(parts.items()):
             found = [cells[places[part]] for part in sorted(places)]
-            opened = [self._cipher.unseal(c.data, _bound_to(c)) if self._cipher else c.data for c in found]
+            opened = [
+                self._cipher.unseal(c.data, _bound_to(c)) if self._cipher else c.data for c in found
+            ]
             pieces = [piece for piece in opened if piece is not None]
             if len(pieces) != found[0].parts:
                 self.damage.blobs += 1
@@ -246,7 +276,12 @@ class CellFile:
         return blobs
 
     def commit(
-        self, add: Sequence[tuple[int, bytes]], remove: Iterable[int], *, wipe: bool = False, atomic: bool = True
+        self,
+        add: Sequence[tuple[int, bytes]],
+        remove: Iterable[int],
+        *,
+        wipe: bool = False,
+        atomic: bool = True,
     ) -> list[int]:
         """Adds blobs (kind, data) and removes others, all or nothing; returns the new blobs' numbers.
 
@@ -294,7 +329,10 @@ class CellFile:
         After a commit whose fate is unknown it makes what was before the newest again, before any cell is reused; and
         where too few cells are left it gives back those that light commits have freed of each other's.
         """
-        split = [[data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)] for _, data in add]
+        split = [
+            [data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)]
+            for _, data in add
+        ]
         if self._in_doubt or np.sum(~self._live & ~self._young) < sum(map(len, split)):
             self._write_root(self._live)
         self._sequence += 1

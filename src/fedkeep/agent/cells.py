@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from fedkeep.core.errors import ConfigError, needing
+from fedkeep.core.errors import ConfigError, optional_import
 
 FORMAT = 4
 PAGE = 4096
@@ -61,7 +61,9 @@ class Geometry:
             return -(-(_ROOT.size + -(-cells // 8)) // PAGE) * PAGE
 
         tried = range(1, room // cell_size + 1)
-        cells = bisect_right(tried, room, key=lambda count: 4 * root_size(count) + count * cell_size)
+        cells = bisect_right(
+            tried, room, key=lambda count: 4 * root_size(count) + count * cell_size
+        )
         size = 2 * PAGE + 4 * root_size(cells) + -(-cells * cell_size // PAGE) * PAGE
         return cls(size, cell_size, cells, root_size(cells))
 
@@ -147,7 +149,9 @@ class FileCell(NamedTuple):
     def encode(self) -> bytes:
         kind = self.kind | LIGHT * self.light
         freed = 0 if self.frees is None else self.frees + 1
-        head = _CELL.pack(_CELL_MAGIC, FORMAT, kind, self.part, self.parts, freed, self.blob, len(self.data))
+        head = _CELL.pack(
+            _CELL_MAGIC, FORMAT, kind, self.part, self.parts, freed, self.blob, len(self.data)
+        )
         return head + crc32(self.data, crc32(head)).to_bytes(4, "little") + self.data
 
 
@@ -160,14 +164,16 @@ def decode_cell(raw: bytes) -> FileCell | None:
     if crc32(data, crc32(raw[: _CELL.size])).to_bytes(4, "little") != raw[_CELL.size : _HEADER]:
         return None
     light = bool(kind & LIGHT)
-    return FileCell(kind & ~LIGHT, blob, part, parts, data, light, freed - 1 if light and freed else None)
+    return FileCell(
+        kind & ~LIGHT, blob, part, parts, data, light, freed - 1 if light and freed else None
+    )
 
 
 class Cipher:
     """Seals and opens cells under one key; a cell moved to another blob no longer opens."""
 
     def __init__(self, key: bytes) -> None:
-        with needing("encryption at rest", "agent"):
+        with optional_import("encryption at rest", "agent"):
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         self._aead = AESGCM(key)
         self.name = sha256(b"fedkeep store key" + key).hexdigest()[:16]
@@ -193,16 +199,22 @@ def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
         return None
     place = str(file) if file is not None else f"the environment variable {variable}"
     try:
-        key = os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
+        key = (
+            os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
+        )
     except OSError as error:
-        raise ConfigError(f"the store's key cannot be read from {place}: {error.strerror}") from None
+        raise ConfigError(
+            f"the store's key cannot be read from {place}: {error.strerror}"
+        ) from None
     if len(key) != _KEY:
         try:
             key = bytes.fromhex(key.decode().strip())
         except ValueError:
             key = b""
     if len(key) != _KEY:
-        raise ConfigError(f"{place} holds no key: write 64 hex digits into it, e.g. by `openssl rand -hex 32`")
+        raise ConfigError(
+            f"{place} holds no key: write 64 hex digits into it, e.g. by `openssl rand -hex 32`"
+        )
     return Cipher(key)
 
 
@@ -212,7 +224,13 @@ def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
     if written == given:
         return
     if written is None:
-        raise ConfigError(f"{path} is not encrypted, but a key is set: erase the file or unset the key")
+        raise ConfigError(
+            f"{path} is not encrypted, but a key is set: erase the file or unset the key"
+        )
     if given is None:
-        raise ConfigError(f"{path} is encrypted: set key_file or key_env of [store] to the key {written}")
-    raise ConfigError(f"{path} was encrypted under the key {written}, not {given}: its samples need that key")
+        raise ConfigError(
+            f"{path} is encrypted: set key_file or key_env of [store] to the key {written}"
+        )
+    raise ConfigError(
+        f"{path} was encrypted under the key {written}, not {given}: its samples need that key"
+    )

@@ -21,7 +21,9 @@ class Listener:
 
     def __init__(self, where: Path | tuple[str, int], limit: int) -> None:
         try:
-            self._server = listen_unix(where) if isinstance(where, Path) else socket.create_server(where)
+            self._server = (
+                listen_unix(where) if isinstance(where, Path) else socket.create_server(where)
+            )
         except OSError as error:
             address = where if isinstance(where, Path) else f"{where[0]}:{where[1]}"
             mend = "choose another address or stop what is there"
@@ -94,7 +96,9 @@ def _shut(connection: socket.socket) -> None:
 def listen_unix(path: Path) -> socket.socket:
     """A Unix socket that only its owner may use; a file left over from a dead process is replaced."""
     if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}")
+        raise ConfigError(
+            f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}"
+        )
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket():
@@ -107,6 +111,8 @@ def listen_unix(path: Path) -> socket.socket:
     except OSError as error:
         server.close()
         if isinstance(error, FileNotFoundError):
-            raise ConfigError(f"there is no folder {path.parent} for the socket {path.name}") from error
+            raise ConfigError(
+                f"there is no folder {path.parent} for the socket {path.name}"
+            ) from error
         raise
     return server

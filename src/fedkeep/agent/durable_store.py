@@ -7,12 +7,20 @@ import numpy as np
 
 from fedkeep.agent import record
 from fedkeep.agent.cellfile import Blob, CellFile
-from fedkeep.agent.record import APART, META_BYTES, AgeClock, DecisionLog, Note, SampleForm, Verdict
-from fedkeep.core.encoding import SampleCodec
+from fedkeep.agent.record import (
+    APART,
+    META_BYTES,
+    AgeClock,
+    DecisionLog,
+    SampleForm,
+    SampleMetadata,
+    Verdict,
+)
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.encoding import SampleCodec
 
 COPIES = 2
 """Of what samples cannot be read without: the scales of their encoding, and the names of their sources."""
@@ -36,7 +44,13 @@ class DurableStore:
     """
 
     def __init__(
-        self, file: CellFile, index: MemoryStore, form: SampleForm, log: DecisionLog, clock: AgeClock, capacity: int
+        self,
+        file: CellFile,
+        index: MemoryStore,
+        form: SampleForm,
+        log: DecisionLog,
+        clock: AgeClock,
+        capacity: int,
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
         self.stored, self.ranks = index.stored, index.ranks
@@ -51,7 +65,7 @@ class DurableStore:
         """By an array's name, the number of its blob and a digest of its bytes."""
         self._ranks: State = {}
         """As they were found in the file."""
-        self.records: dict[int, Note] = {}
+        self.records: dict[int, SampleMetadata] = {}
         """What was known of each sample when it was stored; also before `restore` has put them to use."""
         self._blobs: dict[int, int] = {}
         self.staged: dict[int, tuple[bytes, int | None]] = {}
@@ -73,23 +87,33 @@ class DurableStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
-        refused = outcome.fates == Fate.REFUSED
+        refused = outcome.fates == OfferResult.REFUSED
         self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
         columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
         for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
-            if refused[i]:  # it was stored, came again and leaves; later in the batch it may be kept anew
+            if refused[
+                i
+            ]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
             known = [column[i].item() for column in columns]
-            note = Note._make([*known, self.model_version, taken, wall, self.source, int(regions[i]), 0])
+            note = SampleMetadata._make(
+                [*known, self.model_version, taken, wall, self.source, int(regions[i]), 0]
+            )
             fate = outcome.fates[i]
             self.log.add(note, Verdict(int(fate)))
-            if fate != Fate.REFRESHED:
-                place = self._discard(note.displaced) if fate == Fate.REPLACED else None
-                row = self._settled.get(batch.x[i].tobytes()) or self.codec.encode(batch.x[i : i + 1])[0]
+            if fate != OfferResult.REFRESHED:
+                place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
+                row = (
+                    self._settled.get(batch.x[i].tobytes())
+                    or self.codec.encode(batch.x[i : i + 1])[0]
+                )
                 self.records[note.id], self.staged[note.id] = note, (row, place)
                 sources = [*self._sources, self.source]
-                if self.source not in self._sources and len("\n".join(sources).encode()) <= SOURCE_NAMES:
+                if (
+                    self.source not in self._sources
+                    and len("\n".join(sources).encode()) <= SOURCE_NAMES
+                ):
                     self._sources, self.readable = sources, False
         return outcome
 
@@ -134,7 +158,7 @@ class DurableStore:
         self._settled = {sample.tobytes(): row for sample, row in zip(settled, rows, strict=True)}
         return settled
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[SampleMetadata]:
         """What is known of each stored sample, with its present score, oldest arrival first."""
         ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
@@ -142,7 +166,9 @@ class DurableStore:
 
     def write_down_since(self, arrival: int) -> int:
         """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
-        notes = sorted((n for n in self.records.values() if n.arrival >= arrival), key=lambda n: n.arrival)
+        notes = sorted(
+            (n for n in self.records.values() if n.arrival >= arrival), key=lambda n: n.arrival
+        )
         for note in notes:
             self.log.add(note, Verdict.KEPT if note.displaced < 0 else Verdict.REPLACED)
         return len(notes)
@@ -163,7 +189,9 @@ class DurableStore:
         self.records, self._blobs = {}, {}
         self._samples, self.staged = {}, {}
         newest = record.newest_of(blobs)
-        self._obsolete = sorted({blob.number for blob in blobs} - {blob.number for blob in newest.values()})
+        self._obsolete = sorted(
+            {blob.number for blob in blobs} - {blob.number for blob in newest.values()}
+        )
         state = record.decode_arrays(newest)
         arrays = {name: blob for name, blob in newest.items() if isinstance(name, str)}
         self._written = {name: (blob.number, _digest(blob.data)) for name, blob in arrays.items()}
@@ -171,10 +199,14 @@ class DurableStore:
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
-            self.records[note.id] = note._replace(region=note.label if self._index.regions > 1 else 0)
+            self.records[note.id] = note._replace(
+                region=note.label if self._index.regions > 1 else 0
+            )
             self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
-        return {name: array for name, array in state.items() if not name.startswith((APART, _RANKS))}
+        return {
+            name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
+        }
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
@@ -186,16 +218,28 @@ class DurableStore:
         changed: dict[str, tuple[int, bytes]] = {}
         replaced: list[str] = []
         if state is not None:
-            ranks = _rank_arrays(self.ranks(), self.records, self._capacity, discounts=self._discounts)
+            ranks = _rank_arrays(
+                self.ranks(), self.records, self._capacity, discounts=self._discounts
+            )
             names = np.frombuffer("\n".join(self._sources).encode(), np.uint8)
             needed = {**self.codec.snapshot(), _SOURCES: names}
-            copies = {f"{APART}{copy}.{name}": array for copy in range(COPIES) for name, array in needed.items()}
+            copies = {
+                f"{APART}{copy}.{name}": array
+                for copy in range(COPIES)
+                for name, array in needed.items()
+            }
             arrays = record.encode_arrays({**state, **ranks, **copies})
             old = self._written
-            changed = {n: blob for n, blob in arrays.items() if n not in old or old[n][1] != _digest(blob[1])}
+            changed = {
+                n: blob
+                for n, blob in arrays.items()
+                if n not in old or old[n][1] != _digest(blob[1])
+            }
             replaced = [name for name in self._written if name in changed or name not in arrays]
         staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
-        add = [record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged]
+        add = [
+            record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged
+        ]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
         remove += [*self._obsolete, *(self._written[name][0] for name in replaced)]
@@ -223,7 +267,10 @@ class DurableStore:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
-            self.log.add(Note(id_, model_version=self.model_version, wall=self.clock.wall()), verdict)
+            self.log.add(
+                SampleMetadata(id_, model_version=self.model_version, wall=self.clock.wall()),
+                verdict,
+            )
         return ids
 
 
@@ -246,10 +293,14 @@ def _digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
-def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discounts: bool) -> State:
+def _rank_arrays(
+    ranks: State, notes: dict[int, SampleMetadata], capacity: int, *, discounts: bool
+) -> State:
     """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
     recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
-    differ = (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+    differ = (
+        (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
+    )
     differ |= ranks["scores"] != np.array([note.score for note in recorded])
     differ |= ranks["arrivals"] != np.array([note.arrival for note in recorded])
     rows = np.zeros(int(differ.sum()), dtype=RANKS[discounts])
@@ -259,9 +310,14 @@ def _rank_arrays(ranks: State, notes: dict[int, Note], capacity: int, *, discoun
     return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
 
 
-def rank_columns(arrays: State, notes: Iterable[Note]) -> State:
+def rank_columns(arrays: State, notes: Iterable[SampleMetadata]) -> State:
     """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
-    ranks = {int(row["ids"]): row for name, array in arrays.items() if name.startswith(_RANKS) for row in array}
+    ranks = {
+        int(row["ids"]): row
+        for name, array in arrays.items()
+        if name.startswith(_RANKS)
+        for row in array
+    }
     rows = []
     for note in notes:
         row = (note.id, note.score, note.arrival, note.uses, _RANKED, note.score)

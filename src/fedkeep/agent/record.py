@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
-from fedkeep.core.encoding import EncodingName, SampleCodec
-from fedkeep.core.ports import Fate, Outcome
+from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
-from fedkeep.link.messages import Reason
+from fedkeep.encoding import EncodingName, SampleCodec
+from fedkeep.protocol.messages import Reason
 
 SAMPLE, ARRAY, PACK = 1, 2, 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
@@ -39,7 +39,7 @@ APART = "apart."
 """How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
 
 
-class Note(NamedTuple):
+class SampleMetadata(NamedTuple):
     """All that is stored of a sample besides the sample itself, and at the end what is known of it otherwise."""
 
     id: int
@@ -60,7 +60,7 @@ class Note(NamedTuple):
     uses: int = 0
 
 
-def encode_sample(note: Note, content: bytes, sources: list[str]) -> tuple[int, bytes]:
+def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
     """A blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
@@ -70,11 +70,11 @@ def encode_sample(note: Note, content: bytes, sources: list[str]) -> tuple[int, 
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
-def decode_note(blob: Blob, sources: Sequence[str] = ()) -> Note:
+def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return Note._make([*known, label, model, float(taken), wall, name, label, 0])
+    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0])
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,11 @@ class SampleForm:
             return None
         if array.shape == self.shape:
             return array
-        return array.reshape(self.shape) if array.ndim == 1 and array.size == np.prod(self.shape) else None
+        return (
+            array.reshape(self.shape)
+            if array.ndim == 1 and array.size == np.prod(self.shape)
+            else None
+        )
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
@@ -140,10 +144,17 @@ def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
         kind = array.dtype.descr if array.dtype.names else array.dtype.str
         head = json.dumps([name, kind, array.shape]).encode()
         encoded[name] = _LENGTH.pack(len(head)) + head + array.tobytes()
-    small = [name for name in sorted(state) if state[name].nbytes <= _SMALL and not name.startswith(APART)]
+    small = [
+        name
+        for name in sorted(state)
+        if state[name].nbytes <= _SMALL and not name.startswith(APART)
+    ]
     pack = b"".join(_LENGTH.pack(len(data)) + data for data in map(encoded.pop, small))
     kinds = {name: FAR if name.startswith(f"{APART}1") else ARRAY for name in encoded}
-    return {_PACK_NAME: (PACK, pack), **{name: (kinds[name], data) for name, data in encoded.items()}}
+    return {
+        _PACK_NAME: (PACK, pack),
+        **{name: (kinds[name], data) for name, data in encoded.items()},
+    }
 
 
 def decode_arrays(newest: dict[int | str, Blob]) -> State:
@@ -172,7 +183,7 @@ class CounterBook(Counter[str]):
 
 
 @dataclass
-class ModelDate:
+class ModelVersion:
     """Of which round the present model and g_hat are, and when they came by the age clock."""
 
     round: int = -1
@@ -251,10 +262,10 @@ ROW_BYTES = _ROW.itemsize
 class Verdict(IntEnum):
     """A sample's fate on arrival, or how it left."""
 
-    REFUSED = Fate.REFUSED
-    KEPT = Fate.KEPT
-    REPLACED = Fate.REPLACED
-    REFRESHED = Fate.REFRESHED
+    REFUSED = OfferResult.REFUSED
+    KEPT = OfferResult.KEPT
+    REPLACED = OfferResult.REPLACED
+    REFRESHED = OfferResult.REFRESHED
     ERASED = 10
     """On request; nothing else of the sample is left, here or elsewhere."""
     EXPIRED = 11
@@ -274,20 +285,27 @@ class DecisionLog:
         self._written = self._refusals = 0
         self.policy, self._policy = policy, policy.encode()[:16]
 
-    def add(self, note: Note, verdict: Verdict) -> None:
+    def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         self._rows[self._written % len(self._rows)] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
             note.wall, self._policy,
         )  # fmt: skip
         self._written += 1
 
-    def add_refusals(self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float) -> None:
-        refused = np.flatnonzero(outcome.fates == Fate.REFUSED)[-len(self._refused) :]
+    def add_refusals(
+        self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
+    ) -> None:
+        refused = np.flatnonzero(outcome.fates == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
         columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.floors)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
-        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = -1, model, wall, self._policy
+        rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (
+            -1,
+            model,
+            wall,
+            self._policy,
+        )
         self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
         self._refusals += len(rows)
 
@@ -302,7 +320,9 @@ class DecisionLog:
             score, floor = (None if np.isnan(value) else value for value in scores)
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
-            reasons.append(Reason(known, name, label, score, floor, gone, model, policy.decode(), wall))
+            reasons.append(
+                Reason(known, name, label, score, floor, gone, model, policy.decode(), wall)
+            )
         return reasons
 
     def forget(self, ids: IntArray) -> None:
@@ -313,7 +333,9 @@ class DecisionLog:
 
     def snapshot(self) -> State:
         """In chunks, of which a commit writes those that changed."""
-        chunks = {str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)}
+        chunks = {
+            str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)
+        }
         return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:

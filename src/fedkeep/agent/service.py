@@ -16,13 +16,13 @@ import numpy as np
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError, needing
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.judging import judge
-from fedkeep.link import messages as told
-from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.learn.evaluation import judge
+from fedkeep.protocol import messages as told
+from fedkeep.protocol.framing import receive_frame, send_frame
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -62,7 +62,7 @@ class Service:
             while (payload := receive_frame(connection)) is not None:
                 self._listener.touch(connection)
                 send_frame(connection, to_bytes(self.answer(payload)))
-        except RefusedError as refusal:
+        except RejectedError as refusal:
             send_frame(connection, to_bytes(told.Failed(refusal.reason, refusal.detail)))
 
     def answer(self, payload: bytes) -> told.Reply:
@@ -80,21 +80,25 @@ class Service:
                 case told.AskWhy(name):
                     id_ = sample_id(name, b"")
                     with agent.lock:
-                        return told.Reasons(id_, id_ in agent.store.records, tuple(agent.store.log.about(id_)))
+                        return told.Reasons(
+                            id_, id_ in agent.store.records, tuple(agent.store.log.about(id_))
+                        )
                 case told.Erase():
                     return self._erase(request)
             return told.reply_of(agent, self._evaluate, request)
-        except RefusedError as refusal:
+        except RejectedError as refusal:
             return told.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
             return told.Failed("error", str(error))
         except Exception as error:
             log.exception("a request could not be answered")
-            return told.Failed("error", f"the agent could not do that ({type(error).__name__}); its log says more")
+            return told.Failed(
+                "error", f"the agent could not do that ({type(error).__name__}); its log says more"
+            )
 
     def _erase(self, asked: told.Erase) -> told.Erased:
         if asked == told.Erase():
-            raise RefusedError("erase", "say what to erase: an id, a label, a source or a time")
+            raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
         id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
             ids = [
@@ -137,7 +141,9 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:
-        raise ConfigError(f"held_out must be an npz file with x and y, {path} is not: {error}") from error
+        raise ConfigError(
+            f"held_out must be an npz file with x and y, {path} is not: {error}"
+        ) from error
     _, refused = screen_samples(x, y, form.shape, form.labels)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
@@ -147,12 +153,20 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
 def summarise(agent: Agent) -> told.Status:
     with agent.lock:
         device, store, gist = agent.device, agent.store, agent.device.gist
-        scores, received, spending = store.ranks()["scores"], agent.model_date.received, agent.door.spending()
+        scores, received, spending = (
+            store.ranks()["scores"],
+            agent.model_date.received,
+            agent.door.spending(),
+        )
         known = None
         if gist is not None:
-            did = {name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")}
+            did = {
+                name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")
+            }
             taken = gist.nbytes + device.window.nbytes
-            known = told.GistStatus(gist.options.name, gist.worth, device.window.count, taken, **did)
+            known = told.GistStatus(
+                gist.options.name, gist.worth, device.window.count, taken, **did
+            )
         return told.Status(
             samples=len(scores),
             capacity=device.capacity,
@@ -174,7 +188,7 @@ def summarise(agent: Agent) -> told.Status:
         )
 
 
-def vitals(agent: Agent) -> told.Vitals:
+def vitals(agent: Agent) -> told.DeviceStats:
     """The store in the few numbers that a fleet's page shows."""
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
@@ -184,7 +198,7 @@ def vitals(agent: Agent) -> told.Vitals:
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
     filled = tuple(labels[label] for label in range(agent.config.samples.labels))
     arrivals = kept + replaced + refused + counts["refreshed"]
-    return told.Vitals(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
+    return told.DeviceStats(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
 
 
 def stored_summary(agent: Agent) -> told.StoredSummary:
@@ -195,7 +209,9 @@ def stored_summary(agent: Agent) -> told.StoredSummary:
         found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
         ages, size = [now - note.taken for note in found], len(found) * cell
-        rows.append(told.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages)))
+        rows.append(
+            told.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages))
+        )
     return told.StoredSummary(tuple(rows))
 
 
@@ -217,26 +233,48 @@ class Collector:
             ("labels_held", "Labels of which at least one sample is stored", status.labels_held),
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
-            ("model_round", "The round of the model last received, -1 before the first", status.round),
-            ("sample_bytes", "Bytes of the budget that one stored sample takes", status.sample_bytes),
-            ("seconds_per_sample", "Time to value and judge one sample", self.agent.seconds_per_sample),
+            (
+                "model_round",
+                "The round of the model last received, -1 before the first",
+                status.round,
+            ),
+            (
+                "sample_bytes",
+                "Bytes of the budget that one stored sample takes",
+                status.sample_bytes,
+            ),
+            (
+                "seconds_per_sample",
+                "Time to value and judge one sample",
+                self.agent.seconds_per_sample,
+            ),
             ("epsilon_spent", "Epsilon spent of the privacy budget", status.epsilon_spent),
             ("epsilon_budget", "Epsilon that may be spent", status.epsilon_budget),
-            ("model_age_seconds", "Seconds since the model and g_hat were received", status.model_age_seconds),
+            (
+                "model_age_seconds",
+                "Seconds since the model and g_hat were received",
+                status.model_age_seconds,
+            ),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"fedkeep_{name}", text, value)
         if status.gist is not None:
             for field, value in msgspec.structs.asdict(status.gist).items():
                 if isinstance(value, float | int):
-                    gauge = GaugeMetricFamily(f"fedkeep_gist_{field}", _GIST[field], labels=["form"])
+                    gauge = GaugeMetricFamily(
+                        f"fedkeep_gist_{field}", _GIST[field], labels=["form"]
+                    )
                     gauge.add_metric([status.gist.name], value)
                     yield gauge
-        values = GaugeMetricFamily("fedkeep_value", "Values of the samples stored", labels=["quantile"])
+        values = GaugeMetricFamily(
+            "fedkeep_value", "Values of the samples stored", labels=["quantile"]
+        )
         for quantile, value in zip(_QUANTILES, status.value_quantiles, strict=False):
             values.add_metric([f"{quantile:g}"], value)
         yield values
-        fates = CounterMetricFamily("fedkeep_arrivals", "Arrivals by what became of them", labels=["fate", "reason"])
+        fates = CounterMetricFamily(
+            "fedkeep_arrivals", "Arrivals by what became of them", labels=["fate", "reason"]
+        )
         for name, count in status.counters.items():
             fate, _, reason = name.partition(".")
             fates.add_metric([fate, reason], count)
@@ -251,7 +289,7 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
     options = agent.config.metrics
     if not options.port:
         return lambda: None
-    with needing("the metrics endpoint", "agent"):
+    with optional_import("the metrics endpoint", "agent"):
         from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
     registry.register(Collector(agent))

@@ -18,7 +18,9 @@ def main() -> None:
     except FedkeepError as error:
         mistake = str(error)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
-        mistake = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None)
+        mistake = ": ".join(
+            str(part) for part in (error.filename, error.strerror or error) if part is not None
+        )
     else:
         return
     print(f"fedkeep: {mistake}", file=sys.stderr)

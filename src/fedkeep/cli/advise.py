@@ -11,14 +11,14 @@ from rich import progress as bars
 from rich.console import Console
 
 from fedkeep.advice.trial import FIFO, Panel, Trial
-from fedkeep.advice.verdict import Look, describe, recommended
+from fedkeep.advice.verdict import DatasetProfile, describe, recommended
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.report import write
 from fedkeep.cli.run import DESCRIPTION, PROCESSORS, Jobs, On, make_folder, place, time_in_words
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
-from fedkeep.sim.experiment import resolve
 from fedkeep.sim.sweep import processors
 from fedkeep.web.report import html
 
@@ -26,26 +26,42 @@ _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**
 
 
 def advise(
-    data: Annotated[str, typer.Argument(help="A .csv, .parquet or .npz file, or module:function; a sample will do.")],
+    data: Annotated[
+        str,
+        typer.Argument(help="A .csv, .parquet or .npz file, or module:function; a sample will do."),
+    ],
     bytes_: Annotated[
-        str | None, typer.Option("--bytes", metavar="SIZE", help="What a device can keep, e.g. 50kB.")
+        str | None,
+        typer.Option("--bytes", metavar="SIZE", help="What a device can keep, e.g. 50kB."),
     ] = None,
     capacity: Annotated[int, typer.Option(min=1, help="Or in samples.")] = 10,
-    participation: Annotated[float, typer.Option(help="The share of devices that takes part in a round.")] = 0.1,
+    participation: Annotated[
+        float, typer.Option(help="The share of devices that takes part in a round.")
+    ] = 0.1,
     minutes: Annotated[float, typer.Option(min=0.1, help="How long it may take.")] = 4.0,
     shuffled: Annotated[
-        bool, typer.Option("--shuffled", help="The order of the rows is not time: let samples come in any order.")
+        bool,
+        typer.Option(
+            "--shuffled", help="The order of the rows is not time: let samples come in any order."
+        ),
     ] = False,
-    drift: Annotated[float, typer.Option(min=0.0, max=1.0, help="Let labels have their seasons, 0 to 1.")] = 0.0,
+    drift: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Let labels have their seasons, 0 to 1.")
+    ] = 0.0,
     device: Annotated[str, typer.Option(help="The column that names the device.")] = "device",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
     devices: Annotated[
-        int | None, typer.Option(min=2, help="Divide the samples among so many devices, if the data names none.")
+        int | None,
+        typer.Option(
+            min=2, help="Divide the samples among so many devices, if the data names none."
+        ),
     ] = None,
     model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
     jobs: Jobs = PROCESSORS,
     on: On = "here",
-    out: Annotated[Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")
+    ] = None,
 ) -> None:
     """Say what devices should keep of data like yours.
 
@@ -61,12 +77,22 @@ def advise(
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, 0)
-    seen = Look(federation)
+    seen = DatasetProfile(federation)
     # Two vectors of the model's length: the gist, and the mean of what came since.
     gist_bytes, gist_samples = 2 * 4 * build_learner(experiment, federation).gradient_size, 0
     if bytes_ is not None:
-        capacity, gist_samples = _samples(bytes_, seen.sample_bytes), -(-gist_bytes // seen.sample_bytes)
-    panel = Panel(task, capacity, participation, 100, {"shuffle": shuffled, "drift": drift}, gist_samples=gist_samples)
+        capacity, gist_samples = (
+            _samples(bytes_, seen.sample_bytes),
+            -(-gist_bytes // seen.sample_bytes),
+        )
+    panel = Panel(
+        task,
+        capacity,
+        participation,
+        100,
+        {"shuffle": shuffled, "drift": drift},
+        gist_samples=gist_samples,
+    )
     resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     jobs = processors() if on == "ray" else jobs
@@ -93,7 +119,9 @@ def _samples(size: str, sample_bytes: int) -> int:
         raise ConfigError(f"--bytes takes a size such as 50kB or 2MiB, got '{size}'")
     samples = int(float(found[1]) * _UNITS[found[2].lower()] // sample_bytes)
     if samples < 1:
-        raise ConfigError(f"{size} is less than one sample of this data, which takes {sample_bytes} bytes")
+        raise ConfigError(
+            f"{size} is less than one sample of this data, which takes {sample_bytes} bytes"
+        )
     return samples
 
 

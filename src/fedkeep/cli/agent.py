@@ -13,23 +13,36 @@ from rich.table import Table
 from fedkeep.agent.assembly import read_config
 from fedkeep.cli.agent_store import store, when
 from fedkeep.core.errors import ConfigError
-from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import Erase, GistStatus, Reason, Status
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.messages import Erase, GistStatus, Reason, Status
 
-agent = typer.Typer(help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None)
+agent = typer.Typer(
+    help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None
+)
 agent.add_typer(store, name="store")
 
-Socket = Annotated[str, typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table.")]
+Socket = Annotated[
+    str,
+    typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table."),
+]
 
 
 @agent.command()
 def run(
     config: Annotated[Path, typer.Argument(help="The agent's TOML file.")],
-    until_sources_end: Annotated[bool, typer.Option(help="Stop once all sources have ended.")] = False,
+    until_sources_end: Annotated[
+        bool, typer.Option(help="Stop once all sources have ended.")
+    ] = False,
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
     read_config(config)
-    arguments = [sys.executable, "-m", "fedkeep.agent", str(config), *["--until-sources-end"] * until_sources_end]
+    arguments = [
+        sys.executable,
+        "-m",
+        "fedkeep.agent",
+        str(config),
+        *["--until-sources-end"] * until_sources_end,
+    ]
     # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
     os.execve(sys.executable, arguments, {"MALLOC_ARENA_MAX": "1", **os.environ})
 
@@ -39,7 +52,11 @@ def status(socket: Socket = "fedkeep.sock") -> None:
     """Say how a running agent is doing."""
     with AgentClient(socket, timeout=30) as client:
         now = client.status()
-    age = "none yet" if now.model_age_seconds is None else f"round {now.round}, {_duration(now.model_age_seconds)} old"
+    age = (
+        "none yet"
+        if now.model_age_seconds is None
+        else f"round {now.round}, {_duration(now.model_age_seconds)} old"
+    )
     said = [
         f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}",
         f"bytes    {now.bytes} of {now.budget}, {now.sample_bytes} per sample",
@@ -50,7 +67,9 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         said.append(f"gist     {gist(now.gist)}")
     said += _privacy(now)
     if now.stride > 1:
-        said.append(f"overload the stream is faster than this device: one arrival of {now.stride} is valued")
+        said.append(
+            f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
+        )
     said += [f"  {name:24} {count}" for name, count in now.counters.items()]
     Console().print(*said, sep="\n")
 
@@ -60,7 +79,9 @@ def show(socket: Socket = "fedkeep.sock") -> None:
     """Show what is stored: per label how many, how large, how valuable and how old."""
     with AgentClient(socket, timeout=30) as client:
         summary, now = client.stored(), client.status()
-    table = Table("label", "samples", "bytes", "lowest value", "median", "highest", "oldest", "newest")
+    table = Table(
+        "label", "samples", "bytes", "lowest value", "median", "highest", "oldest", "newest"
+    )
     for row in summary.labels:
         values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
         ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
@@ -73,8 +94,12 @@ def refused(socket: Socket = "fedkeep.sock") -> None:
     """Show the records that were refused last, as they came."""
     with AgentClient(socket, timeout=30) as client:
         records = client.refused()
-    said = [f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}" for record in records]
-    Console(soft_wrap=True, markup=False).print(*said or ["none was refused since the agent started"], sep="\n")
+    said = [
+        f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}" for record in records
+    ]
+    Console(soft_wrap=True, markup=False).print(
+        *said or ["none was refused since the agent started"], sep="\n"
+    )
 
 
 @agent.command()
@@ -85,7 +110,10 @@ def why(
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
         reasons = client.why(id_)
-    said = [f"  {when(decision.time)}  {explain(decision, reasons.id)}" for decision in reasons.decisions]
+    said = [
+        f"  {when(decision.time)}  {explain(decision, reasons.id)}"
+        for decision in reasons.decisions
+    ]
     if not said:
         never = "" if reasons.stored else "it never came, or "
         said = [f"  no decision on it is remembered: {never}too many came since"]
@@ -98,7 +126,9 @@ def erase(
     id_: Annotated[str | None, typer.Option("--id", help="The sample of this id.")] = None,
     label: Annotated[int | None, typer.Option(help="All samples of this label.")] = None,
     source: Annotated[str | None, typer.Option(help="All samples from this source.")] = None,
-    since: Annotated[datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
+    ] = None,
     until: Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")] = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
@@ -115,14 +145,20 @@ def erase(
 def _privacy(now: Status) -> list[str]:
     """What was spent of the privacy budget, where there is an account of it."""
     budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
-    return [] if now.epsilon_spent is None else [f"privacy  epsilon {now.epsilon_spent:.4g} spent, {budget}"]
+    return (
+        []
+        if now.epsilon_spent is None
+        else [f"privacy  epsilon {now.epsilon_spent:.4g} spent, {budget}"]
+    )
 
 
 def gist(now: GistStatus) -> str:
     """What the gist is worth, does and takes, as a sentence."""
     known = f"worth {now.worth:.1f} samples" if now.worth else "nothing known yet"
     percents = {"trust": now.trust, "likeness": now.likeness, "reach": now.reach}
-    did = "".join(f", {name} {100 * value:.0f} %" for name, value in percents.items() if value is not None)
+    did = "".join(
+        f", {name} {100 * value:.0f} %" for name, value in percents.items() if value is not None
+    )
     return f"{now.name}, {known}{did}; {now.arrivals} arrivals to be taken in, {now.bytes} bytes"
 
 
@@ -131,7 +167,10 @@ def explain(decision: Reason, id_: int) -> str:
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     kind, way, full = "value", "", ""
     if decision.policy == "draw":
-        kind, full = "random key", f": label {decision.label} had its slots, with higher keys in all of them"
+        kind, full = (
+            "random key",
+            f": label {decision.label} had its slots, with higher keys in all of them",
+        )
         way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""

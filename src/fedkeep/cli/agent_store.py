@@ -15,22 +15,33 @@ from rich.table import Table
 from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Cipher, Label, cipher_of
 from fedkeep.agent.durable_store import rank_columns, restore_codec
-from fedkeep.agent.opening import find_label, superfluous
-from fedkeep.agent.record import META_BYTES, SAMPLE, Note, decode_arrays, decode_note, newest_of
-from fedkeep.core.encoding import EncodingName, SampleCodec
-from fedkeep.core.errors import ConfigError, needing
+from fedkeep.agent.record import (
+    META_BYTES,
+    SAMPLE,
+    SampleMetadata,
+    decode_arrays,
+    decode_note,
+    newest_of,
+)
+from fedkeep.agent.store_file import find_label, superfluous
+from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.types import AnyArray
+from fedkeep.encoding import EncodingName, SampleCodec
 
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
 _PAYS = 0.9
 
 store = typer.Typer(
-    help="Look into a store's file, mend it, take samples out.", no_args_is_help=True, rich_markup_mode=None
+    help="DatasetProfile into a store's file, mend it, take samples out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The store, as in [store] path.")]
-KeyFile = Annotated[Path | None, typer.Option(help="The file with the key under which it is encrypted.")]
+KeyFile = Annotated[
+    Path | None, typer.Option(help="The file with the key under which it is encrypted.")
+]
 KeyEnv = Annotated[str | None, typer.Option(help="The environment variable with that key.")]
 Limit = Annotated[int, typer.Option(min=0, help="Samples to list, newest first.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet file, or a folder.")]
@@ -40,7 +51,7 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet fil
 class Inspected:
     label: Label
     wrong: list[str]
-    notes: list[Note]
+    notes: list[SampleMetadata]
     """Oldest arrival first."""
     x: AnyArray
     """Their samples, (n, ...), float32."""
@@ -101,7 +112,9 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     if found.deflated:
         sizes = found.deflated
         median, most = sizes[len(sizes) // 2], sizes[len(sizes) * 19 // 20]
-        typer.echo(f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see [store] deflate_to")
+        typer.echo(
+            f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see [store] deflate_to"
+        )
     if found.wrong:
         raise typer.Exit(1)
 
@@ -120,10 +133,19 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
     found = inspect(file, cipher_of(key_file, key_env))
     console = Console()
     counts = Counter(note.label for note in found.notes)
-    console.print(", ".join(f"label {label}: {count}" for label, count in sorted(counts.items())) or "empty")
+    console.print(
+        ", ".join(f"label {label}: {count}" for label, count in sorted(counts.items())) or "empty"
+    )
     table = Table("id", "label", "value", "uses", "stored at", "source")
     for note in reversed(found.notes[-limit:] if limit else []):
-        table.add_row(str(note.id), str(note.label), f"{note.score:.4g}", str(note.uses), when(note.wall), note.source)
+        table.add_row(
+            str(note.id),
+            str(note.label),
+            f"{note.score:.4g}",
+            str(note.uses),
+            when(note.wall),
+            note.source,
+        )
     console.print(table)
 
 
@@ -143,11 +165,15 @@ def export(file: File, out: Out, key_file: KeyFile = None, key_env: KeyEnv = Non
     if out.suffix == ".npz":
         np.savez_compressed(out, allow_pickle=False, x=found.x, **columns)
     elif out.suffix == ".parquet":
-        with needing("writing Parquet", "parquet"):
+        with optional_import("writing Parquet", "parquet"):
             import pyarrow as pa
             import pyarrow.parquet as pq
-        x = pa.FixedSizeListArray.from_arrays(pa.array(found.x.ravel()), int(np.prod(found.x.shape[1:])))
-        table = pa.table({"x": x, **{name: pa.array(column.tolist()) for name, column in columns.items()}})
+        x = pa.FixedSizeListArray.from_arrays(
+            pa.array(found.x.ravel()), int(np.prod(found.x.shape[1:]))
+        )
+        table = pa.table(
+            {"x": x, **{name: pa.array(column.tolist()) for name, column in columns.items()}}
+        )
         pq.write_table(table.replace_schema_metadata({"shape": str(list(found.x.shape[1:]))}), out)
     else:
         out.mkdir()
@@ -166,6 +192,8 @@ def when(time: float) -> str:
 def _summary(file: Path, found: Inspected) -> str:
     geometry, form = found.label.geometry, found.label.form
     labels = len({note.label for note in found.notes})
-    what = f"{len(found.notes)} samples of {np.dtype(form['dtype'])} {form['shape']}, {labels} labels"
+    what = (
+        f"{len(found.notes)} samples of {np.dtype(form['dtype'])} {form['shape']}, {labels} labels"
+    )
     size = f"{found.bytes_used} of {geometry.size} bytes, {geometry.cell_size} per sample"
     return f"{file}: {what}; {size}; {'; '.join(found.wrong) or 'sound'}"

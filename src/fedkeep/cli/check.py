@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
+from fedkeep.config.components import find_policy
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.registry import find_policy
 from fedkeep.testing import ConformanceError, check_policy
 
 
 def check(
-    policy: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A policy class, or a registered name.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="MODULE:CLASS", help="A policy class, or a registered name.")
+    ],
 ) -> None:
     """Check that a policy keeps the rules.
 
@@ -20,7 +22,9 @@ def check(
     try:
         made = cls()
     except TypeError as error:
-        raise ConfigError(f"{policy} cannot be made without arguments: give every field a default ({error})") from error
+        raise ConfigError(
+            f"{policy} cannot be made without arguments: give every field a default ({error})"
+        ) from error
     try:
         laws = check_policy(made)
     except ConformanceError as error:

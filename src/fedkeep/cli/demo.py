@@ -9,8 +9,8 @@ import typer
 
 from fedkeep.cli.report import print_tables, write
 from fedkeep.cli.run import PROCESSORS, make_folder, play_all
+from fedkeep.config.experiment import expand
 from fedkeep.records import compare, read_runs
-from fedkeep.sim.experiment import expand
 from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
 
@@ -37,9 +37,15 @@ EXPERIMENT = {
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="Where the records and the page go. [default: a new folder]")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The page's port, with --watch; 0: any free one.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the records and the page go. [default: a new folder]")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the curves in a browser while they grow.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The page's port, with --watch; 0: any free one.")
+    ] = 0,
 ) -> None:
     """Compare ways to use ten samples a device, in a minute.
 

@@ -9,14 +9,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fedkeep.config.components import COMPONENTS
+from fedkeep.config.experiment import TABLES
+from fedkeep.config.presets import PRESETS
+from fedkeep.config.reference import about, keys_of, toml
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import Registry, did_you_mean
-from fedkeep.keys import about, keys_of, toml
+from fedkeep.core.registry import Registry, did_you_mean
 from fedkeep.learn.models import DENSE, TORCH
 from fedkeep.loading import find_component
-from fedkeep.presets import PRESETS
-from fedkeep.registry import COMPONENTS
-from fedkeep.sim.experiment import TABLES
 
 _MODELS = {**dict.fromkeys(DENSE, "numpy alone"), **dict.fromkeys(TORCH, "needs the torch extra")}
 _OTHERS = {
@@ -32,7 +32,9 @@ _OTHERS = {
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(help="A policy, task, coordinator ...: all that it takes.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A policy, task, coordinator ...: all that it takes.")
+    ] = None,
 ) -> None:
     """List what may stand in an experiment.
 
@@ -51,7 +53,10 @@ def list_(
 
 
 def explain(
-    key: Annotated[str, typer.Argument(help="A key or a table of an experiment, e.g. storage.capacity or storage.")],
+    key: Annotated[
+        str,
+        typer.Argument(help="A key or a table of an experiment, e.g. storage.capacity or storage."),
+    ],
 ) -> None:
     """Say what a key of an experiment does.
 
@@ -104,13 +109,20 @@ def _components(name: str) -> Iterator[RenderableType]:
 def _key(table: str, name: str) -> Iterator[RenderableType]:
     """The key as each class has it that may own it."""
     owners = {table: TABLES[table]} if table in TABLES else dict(COMPONENTS[table])
-    found = [(owner, key) for owner, cls in owners.items() for key in keys_of(cls) if key.name == name]
+    found = [
+        (owner, key) for owner, cls in owners.items() for key in keys_of(cls) if key.name == name
+    ]
     if not found:
         known = {key.name for cls in owners.values() for key in keys_of(cls)}
         raise ConfigError(f"'{table}' has no key '{name}': {did_you_mean(name, known)}")
     for owner, key in found:
         of = "" if owner == table else f" of {owner}"
-        lines = [f"takes {key.takes}", f"default: {key.default}", key.text, *_said(table=table, key=name)]
+        lines = [
+            f"takes {key.takes}",
+            f"default: {key.default}",
+            key.text,
+            *_said(table=table, key=name),
+        ]
         yield _described(f"{table}.{name}{of}", None, filter(None, lines))
     if table in TABLES:
         yield Padding(Text(about(TABLES[table]), style="dim"), (1, 0, 0, 2))
@@ -122,7 +134,11 @@ def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
         parts.append(Padding(Text(about(cls)), (0, 0, 0, 2)))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for key in keys_of(cls):
-            table.add_row(Text(key.name, style="bold"), Text(key.default), Text(f"{key.text} ({key.takes})".strip()))
+            table.add_row(
+                Text(key.name, style="bold"),
+                Text(key.default),
+                Text(f"{key.text} ({key.takes})".strip()),
+            )
         parts.append(Padding(table, (1, 0, 0, 2)))
     return Group(*parts, *(Padding(Text(sentence), (0, 0, 0, 2)) for sentence in said))
 
@@ -133,7 +149,12 @@ def _said(**wanted: str) -> list[str]:
     for preset, policies in PRESETS.items():
         for policy, tables in policies.items():
             of = f"Preset {preset}, {'every policy' if policy == '*' else policy}"
-            for table, key, value in ((t, k, v) for t, keys in tables.items() for k, v in keys.items()):
-                if wanted.items() <= {"preset": preset, "policy": policy, "table": table, "key": key}.items():
+            for table, key, value in (
+                (t, k, v) for t, keys in tables.items() for k, v in keys.items()
+            ):
+                if (
+                    wanted.items()
+                    <= {"preset": preset, "policy": policy, "table": table, "key": key}.items()
+                ):
                     found.setdefault(of, []).append(f"{table}.{key} = {toml(value)}")
     return [f"{of}: {', '.join(told)}." for of, told in found.items()]

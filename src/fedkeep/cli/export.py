@@ -9,11 +9,16 @@ from fedkeep.core.errors import ConfigError
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="module:factory, or the name of a model that comes with fedkeep.")],
+    model: Annotated[
+        str, typer.Argument(help="module:factory, or the name of a model that comes with fedkeep.")
+    ],
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")],
     weights: Annotated[Path | None, typer.Option(help="The weights, as safetensors.")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="The shape of one sample, e.g. 3,64; not needed if the first layer is linear.")
+        str | None,
+        typer.Option(
+            help="The shape of one sample, e.g. 3,64; not needed if the first layer is linear."
+        ),
     ] = None,
 ) -> None:
     """Write a torch model as a file for devices without torch.
@@ -26,6 +31,8 @@ def export(
 
     sides = tuple(int(side) for side in shape.split(",") if side.isdigit()) if shape else None
     if shape and (sides is None or 0 in sides or len(sides) != len(shape.split(","))):
-        raise ConfigError(f"--shape takes whole numbers above 0 with commas between them, got '{shape}'")
+        raise ConfigError(
+            f"--shape takes whole numbers above 0 with commas between them, got '{shape}'"
+        )
     difference = write(torch_factory(model), sides, weights, out)
     typer.echo(f"{out}: agrees with torch to {difference:.2g} (at most {TOLERANCE:g} is allowed)")

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from fedkeep.deploy.first_fleet import FirstFleet
 
 fleet = typer.Typer(
-    help="Set up, start, look at and stop a fleet on this machine.", no_args_is_help=True, rich_markup_mode=None
+    help="Set up, start, look at and stop a fleet on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Folder = Annotated[Path, typer.Argument(help="The fleet's folder.")]
@@ -17,7 +19,8 @@ Folder = Annotated[Path, typer.Argument(help="The fleet's folder.")]
 
 @fleet.command()
 def init(
-    folder: Folder, devices: Annotated[int, typer.Option(min=2, max=50, help="How many devices it has.")] = 3
+    folder: Folder,
+    devices: Annotated[int, typer.Option(min=2, max=50, help="How many devices it has.")] = 3,
 ) -> None:
     """Write a fleet into a folder: its specification, keys, and a configuration for each device."""
     _fleet_in(folder).create(devices)
@@ -46,7 +49,12 @@ def status(folder: Folder) -> None:
 
     known = _fleet_in(folder)
     devices, running = known.devices(), known.running()
-    for name in ("fleet", "server", "page", *(f"{kind}-{n}" for n in devices for kind in ("agent", "node"))):
+    for name in (
+        "fleet",
+        "server",
+        "page",
+        *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
+    ):
         typer.echo(f"{name:9} {running.get(name, 'not running')}")
     try:
         run = read_run(known.root / "records" / "fleet.jsonl")
@@ -83,7 +91,9 @@ def provision(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
     key_holder: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address of the key-holder of encrypted profiles; repeat for several."),
+        typer.Option(
+            help="A name or address of the key-holder of encrypted profiles; repeat for several."
+        ),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Validity of the server's certificate.")] = 825,
 ) -> None:
@@ -103,43 +113,67 @@ def provision(
     deployment.write_connection()
     typer.echo(deployment.instructions(names))
     if key_holder:
-        typer.echo("\n# on the key-holder, with ca.crt, keyholder.crt and keyholder.key copied to CREDENTIALS")
+        typer.echo(
+            "\n# on the key-holder, with ca.crt, keyholder.crt and keyholder.key copied to CREDENTIALS"
+        )
         typer.echo("fedkeep keyholder create KEYS")
-        typer.echo(f"fedkeep keyholder serve KEYS --credentials CREDENTIALS --listen {key_holder[0]}:9600")
+        typer.echo(
+            f"fedkeep keyholder serve KEYS --credentials CREDENTIALS --listen {key_holder[0]}:9600"
+        )
 
 
 def serve(
     app: Annotated[
-        Path, typer.Argument(help="A fleet.toml, or a Flower app: a directory with its pyproject.toml.", exists=True)
+        Path,
+        typer.Argument(
+            help="A fleet.toml, or a Flower app: a directory with its pyproject.toml.", exists=True
+        ),
     ],
     credentials: Annotated[Path, typer.Option(help="What `fedkeep provision` made.")],
-    host: Annotated[str, typer.Option(help="The name or address by which devices reach this server.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="The name or address by which devices reach this server.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The SuperLink's port.")] = 8000,
-    bind: Annotated[str | None, typer.Option(help="The address to listen on, if it is not the host.")] = None,
-    state: Annotated[str | None, typer.Option(help="A file or postgresql://...; default: in the credentials.")] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="The address to listen on, if it is not the host.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="A file or postgresql://...; default: in the credentials.")
+    ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Where the record goes that `fedkeep watch` follows; default: in the credentials."),
+        typer.Option(
+            help="Where the record goes that `fedkeep watch` follows; default: in the credentials."
+        ),
     ] = None,
     run: Annotated[str, typer.Option(help="The name under which the run is saved.")] = "default",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the saved run of that name.")] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no keys: loopback only.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the saved run of that name.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no keys: loopback only.")
+    ] = False,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A key of the fleet or of the app, as key=value; repeat for more.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="A key of the fleet or of the app, as key=value; repeat for more."
+        ),
     ] = None,
 ) -> None:
     """Serve a fleet by Flower, and go on after a crash.
 
     Starts a SuperLink, runs the fleet's app on it, and resumes the run if it dies.
     """
-    from fedkeep.config import merged, override
     from fedkeep.core.errors import ConfigError
     from fedkeep.deploy.deployment import Deployment
     from fedkeep.deploy.local_fleet import serve as serve_app
     from fedkeep.flower.server_app import make_app, show_log
+    from fedkeep.tables import merged, override
 
     if not insecure and not (credentials / "server.crt").exists():
-        raise ConfigError(f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first")
+        raise ConfigError(
+            f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first"
+        )
     root = credentials.resolve()
     deployment = Deployment(root, host, port, insecure=insecure, bind=bind)
     ours = {

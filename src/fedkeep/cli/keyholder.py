@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 keyholder = typer.Typer(
-    help="Hold the key of encrypted profiles, and plan from them.", no_args_is_help=True, rich_markup_mode=None
+    help="Hold the key of encrypted profiles, and plan from them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Directory = Annotated[Path, typer.Argument(help="The key-holder's directory.")]
@@ -32,21 +34,29 @@ def show(directory: Directory) -> None:
     from fedkeep.keyholder.sealing import open_key, public_half
 
     key = public_half(open_key(directory)).hex()
-    typer.echo("# for the agent's configuration on every device; the server must not be the one who brings it there")
+    typer.echo(
+        "# for the agent's configuration on every device; the server must not be the one who brings it there"
+    )
     typer.echo(f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"')
 
 
 @keyholder.command()
 def serve(
     directory: Directory,
-    listen: Annotated[str, typer.Option(help="HOST:PORT; port 0 takes a free one.")] = "127.0.0.1:9600",
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT; port 0 takes a free one.")
+    ] = "127.0.0.1:9600",
     credentials: Annotated[
-        Path | None, typer.Option(help="ca.crt, keyholder.crt and keyholder.key, made by `fedkeep provision`.")
+        Path | None,
+        typer.Option(help="ca.crt, keyholder.crt and keyholder.key, made by `fedkeep provision`."),
     ] = None,
     least_devices: Annotated[
-        int, typer.Option(min=1, help="Make no plan for fewer devices: its totals would tell of each.")
+        int,
+        typer.Option(min=1, help="Make no plan for fewer devices: its totals would tell of each."),
     ] = 3,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No TLS and no certificates: loopback only.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="No TLS and no certificates: loopback only.")
+    ] = False,
 ) -> None:
     """Answer the server's sealed profiles with plans, until stopped.
 
@@ -55,7 +65,7 @@ def serve(
     from fedkeep.core.errors import ConfigError
     from fedkeep.keyholder.sealing import open_key
     from fedkeep.keyholder.service import KeyService, secured
-    from fedkeep.link.addresses import Address
+    from fedkeep.protocol.addresses import Address
 
     if insecure == (credentials is not None):
         raise ConfigError("say --credentials DIR, or --insecure on loopback, and not both")

@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedkeep.config import read_experiment
-from fedkeep.core.coordination import Greedy
+from fedkeep.config.experiment import expand
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.fleet import FASTEST, Fleet
-from fedkeep.core.plan import Plan
+from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FASTEST, FleetProfiles
 from fedkeep.sim.assembly import assemble
-from fedkeep.sim.experiment import expand
+from fedkeep.tables import read_experiment
 
 Names: TypeAlias = tuple[str, ...]
 _ROWS_SHOWN = 50
@@ -38,19 +38,28 @@ class Profiles(msgspec.Struct, forbid_unknown_fields=True):
 def plan(
     file: Annotated[
         Path,
-        typer.Argument(help="Profiles of the devices (.json, .csv), or an experiment (.toml).", show_default=False),
+        typer.Argument(
+            help="Profiles of the devices (.json, .csv), or an experiment (.toml).",
+            show_default=False,
+        ),
     ],
     clients_per_label: Annotated[
-        int | None, typer.Option(help="The fewest devices that should store a label (default: 5, or the file's).")
+        int | None,
+        typer.Option(
+            help="The fewest devices that should store a label (default: 5, or the file's)."
+        ),
     ] = None,
     labels_per_client: Annotated[
-        int | None, typer.Option(help="The most labels a device stores (default: all it sees, or the file's).")
+        int | None,
+        typer.Option(help="The most labels a device stores (default: all it sees, or the file's)."),
     ] = None,
     quantities: Annotated[
         Literal["even", "frequent"] | None,
         typer.Option(help="How a device's slots are divided among its labels (default: even)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")
+    ] = False,
 ) -> None:
     """Say which labels each device should store.
 
@@ -58,15 +67,19 @@ def plan(
     """
     if file.suffix.lower() == ".toml":
         if any(option is not None for option in (clients_per_label, labels_per_client, quantities)):
-            raise ConfigError(f"{file} says itself how to plan: change its [coordinator] instead of giving options")
+            raise ConfigError(
+                f"{file} says itself how to plan: change its [coordinator] instead of giving options"
+            )
         made, fleet, devices, labels = _of_experiment(file)
     else:
         profiles, devices, labels = read_profiles(file)
-        fleet = Fleet.numbered(profiles.capacity, profiles.velocity)
+        fleet = FleetProfiles.numbered(profiles.capacity, profiles.velocity)
         fewest = profiles.clients_per_label if clients_per_label is None else clients_per_label
         most = profiles.labels_per_client if labels_per_client is None else labels_per_client
         try:
-            greedy = Greedy(Greedy.clients_per_label if fewest is None else fewest, most, quantities or "even")
+            greedy = Greedy(
+                Greedy.clients_per_label if fewest is None else fewest, most, quantities or "even"
+            )
         except ValueError as error:
             raise ConfigError(str(error)) from error
         made = greedy.plan(fleet)
@@ -90,7 +103,9 @@ def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
     (('pump', 'door'), ('walking', 'sitting'), [[0.5, 2.0], [0.0, 1.0]])
     """
     if path.suffix.lower() not in (".json", ".csv"):
-        raise DataError(f"{path}: profiles are read from a .json or .csv file, experiments from .toml")
+        raise DataError(
+            f"{path}: profiles are read from a .json or .csv file, experiments from .toml"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
@@ -105,7 +120,9 @@ def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: is not valid JSON: {error}") from error
     except msgspec.ValidationError as error:
-        raise DataError(f"{path}: {error}; the keys are {', '.join(Profiles.__struct_fields__)}") from error
+        raise DataError(
+            f"{path}: {error}; the keys are {', '.join(Profiles.__struct_fields__)}"
+        ) from error
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 
@@ -134,33 +151,51 @@ def _checked(found: Profiles, names: Names, labels: Names) -> tuple[Profiles, Na
     if not names:
         raise ValueError("there is no device in it")
     if len(found.velocity) != len(names):
-        raise ValueError(f"{len(names)} capacities but {len(found.velocity)} rows of velocity; each device needs both")
+        raise ValueError(
+            f"{len(names)} capacities but {len(found.velocity)} rows of velocity; each device needs both"
+        )
     if not labels:
         raise ValueError("there is no label in it: velocity needs a column for each")
     for name, capacity, row in zip(names, found.capacity, found.velocity, strict=True):
         if len(row) != len(labels):
-            raise ValueError(f"device {name} has {len(row)} velocities, but there are {len(labels)} labels")
+            raise ValueError(
+                f"device {name} has {len(row)} velocities, but there are {len(labels)} labels"
+            )
         if not (1 <= capacity < _LARGEST and capacity % 1 == 0):
-            raise ValueError(f"device {name}: capacity must be a whole number of at least 1, got {capacity:g}")
+            raise ValueError(
+                f"device {name}: capacity must be a whole number of at least 1, got {capacity:g}"
+            )
         if not all(0 <= rate <= FASTEST for rate in row):
             raise ValueError(f"device {name}: velocities must be finite numbers of at least 0")
     return found, names, labels
 
 
-def _of_experiment(file: Path) -> tuple[Plan, Fleet, Names, Names]:
+def _of_experiment(file: Path) -> tuple[Plan, FleetProfiles, Names, Names]:
     """The plan of the first coordinated run of an experiment file, its fleet, and names of devices and labels."""
-    coordinated = [cell for cell in expand(read_experiment(file)) if cell.experiment.names["coordinator"] != "none"]
+    coordinated = [
+        cell
+        for cell in expand(read_experiment(file))
+        if cell.experiment.names["coordinator"] != "none"
+    ]
     if not coordinated:
         raise ConfigError(f"no run of {file} divides labels among devices: nothing to plan")
     parts = assemble(coordinated[0].experiment)
     data, made = parts.data, parts.server.plan
     assert made is not None
-    names = data.label_names if len(made.holders) == data.labels else tuple(map(str, range(len(made.holders))))
-    fleet = Fleet.numbered([coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities)
+    names = (
+        data.label_names
+        if len(made.holders) == data.labels
+        else tuple(map(str, range(len(made.holders))))
+    )
+    fleet = FleetProfiles.numbered(
+        [coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities
+    )
     return made, fleet, tuple(map(data.device_name, range(data.devices))), names
 
 
-def _show(made: Plan, fleet: Fleet, devices: Names, labels: Names, shortfalls: list[str]) -> None:
+def _show(
+    made: Plan, fleet: FleetProfiles, devices: Names, labels: Names, shortfalls: list[str]
+) -> None:
     """A table of the plan, and how much of the stream comes by on devices that do not hold its label."""
     console = Console()
     table = Table(title=f"{len(made.devices)} devices, {len(labels)} labels: slots to keep")
@@ -178,7 +213,10 @@ def _show(made: Plan, fleet: Fleet, devices: Names, labels: Names, shortfalls: l
     widest = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
     console.width = max(console.width, widest)
     console.print(table)
-    total, unheld = (float(v.sum(dtype=np.float64)) for v in (fleet.velocities, fleet.velocities[made.quotas == 0]))
+    total, unheld = (
+        float(v.sum(dtype=np.float64))
+        for v in (fleet.velocities, fleet.velocities[made.quotas == 0])
+    )
     told = f"{unheld / (total or 1.0):.1%} of all arrivals have a label that their device does not hold."
     for sentence in (told, *(f"shortfall: {shortfall}" for shortfall in shortfalls)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -10,23 +10,35 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeep.core.errors import DataError
-from fedkeep.core.names import did_you_mean
+from fedkeep.core.registry import did_you_mean
 from fedkeep.records import Comparison, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.web.report import html as page
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where `fedkeep run --out` wrote to.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where `fedkeep run --out` wrote to.")
+    ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the charts as one self-contained page.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the charts as one self-contained page."),
     ] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every evaluation as a row of CSV.")] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the comparison as JSON.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write every evaluation as a row of CSV.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the comparison as JSON.")
+    ] = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(metavar="METHOD", help="Compare with this method; may be repeated. [default: fifo or reservoir]"),
+        typer.Option(
+            metavar="METHOD",
+            help="Compare with this method; may be repeated. [default: fifo or reservoir]",
+        ),
     ] = None,
 ) -> None:
     """Say which method is ahead, by how much, and how sure that is.
@@ -37,7 +49,9 @@ def report(
     runs = read_runs(directory)
     methods = {run.header.method for run in runs}
     for base in set(against or ()) - methods:
-        raise DataError(f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}")
+        raise DataError(
+            f"no run of a method '{base}' to compare with: {did_you_mean(base, methods)}"
+        )
     comparison = compare(runs, against or ())
     print_tables(comparison)
     if markdown is not None:

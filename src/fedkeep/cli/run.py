@@ -13,30 +13,40 @@ from rich import progress as bars
 from rich.console import Console
 
 from fedkeep.cli.report import print_tables
-from fedkeep.config import override, read_experiment
+from fedkeep.config.experiment import RunSpec, expand
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
-from fedkeep.sim.experiment import Cell, expand
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Listener, Place, estimate_seconds, processors, run_sweep
+from fedkeep.tables import override, read_experiment
 
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")]
 On = Annotated[
-    str, typer.Option(metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster.")
+    str,
+    typer.Option(
+        metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster."
+    ),
 ]
 PROCESSORS = os.cpu_count() or 1
 DESCRIPTION = bars.TextColumn("{task.description}")
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="An experiment (TOML); see experiments/ for the paper's.")],
+    file: Annotated[
+        Path, typer.Argument(help="An experiment (TOML); see experiments/ for the paper's.")
+    ],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the file.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change any key of the file."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the records go. [default: runs/NAME]")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the records go. [default: runs/NAME]")
+    ] = None,
     jobs: Jobs = PROCESSORS,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an earlier call stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where an earlier call stopped.")
+    ] = False,
     on: On = "here",
 ) -> None:
     """Run an experiment and print what it showed."""
@@ -52,27 +62,37 @@ def place(name: str) -> Place:
     return cast(Place, name)
 
 
-def play_all(cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, on: Place = "here") -> None:
+def play_all(
+    cells: Sequence[RunSpec], directory: Path, *, jobs: int, resume: bool, on: Place = "here"
+) -> None:
     """Runs the cells with one progress display, and says beforehand how long it will take."""
     console = Console(stderr=True)
     make_folder(directory)
     if not resume and any(record_path(cell, directory).exists() for cell in cells):
-        raise FedkeepError(f"{directory} holds records already: add --resume to go on, or --out for another place")
+        raise FedkeepError(
+            f"{directory} holds records already: add --resume to go on, or --out for another place"
+        )
     waiting = [cell for cell in cells if not (resume and is_finished(cell, directory))]
     if not waiting:
         return
     with _download_progress(console) as progress:  # what is missing, once, before anything runs
-        for experiment in {cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)}.values():
+        for experiment in {
+            cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)
+        }.values():
             load_data(experiment.task, experiment.seed, progress)
     jobs = processors() if on == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
-    console.print(f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time.")
+    console.print(
+        f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time."
+    )
     try:
         with _sweep_progress(cells, console) as listen:
             run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)
     except KeyboardInterrupt:
         command = shlex.join(["fedkeep", *sys.argv[1:], *([] if resume else ["--resume"])])
-        raise FedkeepError(f"stopped; what is done is in {directory}. Go on with: {command}") from None
+        raise FedkeepError(
+            f"stopped; what is done is in {directory}. Go on with: {command}"
+        ) from None
 
 
 def make_folder(directory: Path) -> None:
@@ -85,7 +105,7 @@ def make_folder(directory: Path) -> None:
 
 
 @contextmanager
-def _sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listener]:
+def _sweep_progress(cells: Sequence[RunSpec], console: Console) -> Iterator[Listener]:
     """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
     total = sum(cell.experiment.train.rounds for cell in cells)
     count = (bars.MofNCompleteColumn(), bars.TextColumn("rounds"))
@@ -106,7 +126,9 @@ def _sweep_progress(cells: Sequence[Cell], console: Console) -> Iterator[Listene
 @contextmanager
 def _download_progress(console: Console) -> Iterator[Callable[[str, int, int | None], None]]:
     columns = (DESCRIPTION, bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
-    with bars.Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+    with bars.Progress(
+        *columns, console=console, disable=not console.is_terminal, transient=True
+    ) as progress:
         known: dict[str, bars.TaskID] = {}
 
         def tell(name: str, done: int, total: int | None) -> None:

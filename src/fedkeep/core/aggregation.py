@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import FloatArray, Report, Vector
 
@@ -40,7 +40,7 @@ class Aggregation:
     """The share of values that `trimmed` drops at either end of each coordinate."""
 
     def __post_init__(self) -> None:
-        within(self, "trim", least=0, below=0.5)
+        check_range(self, "trim", least=0, below=0.5)
 
     def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
         """The new global model; the old one if no report carries weight."""
@@ -59,18 +59,24 @@ class Aggregation:
             cut = min(ceil(self.trim * len(updates)), (len(updates) - 1) // 2)
             order = np.argsort(updates, axis=0)[cut : len(updates) - cut]
             kept = weights[order]
-            step = (np.take_along_axis(updates, order, axis=0) * kept).sum(axis=0) / kept.sum(axis=0)
+            step = (np.take_along_axis(updates, order, axis=0) * kept).sum(axis=0) / kept.sum(
+                axis=0
+            )
         else:
             if self.name == "norm-bounded":
                 norms = np.linalg.norm(updates, axis=1)
-                updates = updates * np.minimum(1.0, np.median(norms) / np.maximum(norms, 1e-30))[:, None]
+                updates = (
+                    updates * np.minimum(1.0, np.median(norms) / np.maximum(norms, 1e-30))[:, None]
+                )
             step = weights @ updates
         return (start + step).astype(np.float32)
 
     def apply(self, model: Vector, total: UpdateSum) -> Vector:
         """The same model from sums alone; robust means must see single updates and cannot do it."""
         if type(self) is not Aggregation or self.name not in ("fedavg", "fednova"):
-            raise ConfigError(f'aggregation "{self.name}" must see single reports: it cannot work on their sum')
+            raise ConfigError(
+                f'aggregation "{self.name}" must see single reports: it cannot work on their sum'
+            )
         if not total.weight > 0:
             return model
         scale = total.steps / total.weight if self.name == "fednova" else 1.0

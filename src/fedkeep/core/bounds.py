@@ -3,7 +3,7 @@
 from math import inf, isfinite
 
 
-def within(
+def check_range(
     options: object,
     *names: str,
     least: float = -inf,
@@ -14,8 +14,8 @@ def within(
     """Raises where one of these fields is out of its bounds; None is in all of them, NaN in none.
 
     >>> from types import SimpleNamespace
-    >>> within(SimpleNamespace(rounds=0, dropout=0.5), "rounds", "dropout", least=0, below=1)
-    >>> within(SimpleNamespace(rounds=0), "rounds", least=1)
+    >>> check_range(SimpleNamespace(rounds=0, dropout=0.5), "rounds", "dropout", least=0, below=1)
+    >>> check_range(SimpleNamespace(rounds=0), "rounds", least=1)
     Traceback (most recent call last):
     ValueError: rounds must be 1 or more, got 0
     """
@@ -30,5 +30,7 @@ def within(
         must = f"be between {least} and {most}"
     for name in names:
         value = getattr(options, name)
-        if value is not None and not (least <= value <= most and above < value and (below is None or value < below)):
+        if value is not None and not (
+            least <= value <= most and above < value and (below is None or value < below)
+        ):
             raise ValueError(f"{name} must {must}, got {value}")

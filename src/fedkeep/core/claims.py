@@ -39,7 +39,7 @@ class _Record(NamedTuple):
     last: int = -1
 
 
-class Claims:
+class ClaimAudit:
     """What each device's reports say of what it claimed, and by how much the claims of some count less."""
 
     def __init__(self) -> None:
@@ -64,10 +64,16 @@ class Claims:
         forgiven = {d: 1.0 for d, (_, since) in self._struck.items() if round_ - since >= _PENANCE}
         for device in forgiven:
             self.forget(device)
-        known = {d: r for d, r in self._records.items() if r.reports >= _REPORTS and d not in self._struck}
+        known = {
+            d: r
+            for d, r in self._records.items()
+            if r.reports >= _REPORTS and d not in self._struck
+        }
         if len(known) < _REPORTS:
             return forgiven
-        found = {d: 0.0 for d, r in known.items() if r.fill < _EMPTY and _fill_of_peers(r, known) > _FULL}
+        found = {
+            d: 0.0 for d, r in known.items() if r.fill < _EMPTY and _fill_of_peers(r, known) > _FULL
+        }
         borne_out = {d: r.arrivals / r.declared for d, r in known.items() if r.declared > 0}
         counted = float(np.median([r.arrivals for r in known.values()]))
         usual = float(np.median(list(borne_out.values()))) if counted > _ONE_A_REPORT else 0.0
@@ -84,7 +90,9 @@ class Claims:
         share, _ = self._struck.get(device, (1.0, 0))
         if share == 1:
             return profile
-        return replace(profile, velocity=share * profile.velocity, capacity=profile.capacity if share else 0)
+        return replace(
+            profile, velocity=share * profile.velocity, capacity=profile.capacity if share else 0
+        )
 
     def forget(self, device: DeviceId) -> None:
         self._records.pop(device, None)
@@ -93,11 +101,16 @@ class Claims:
     def snapshot(self) -> State:
         rows = [(d, *r) for d, r in sorted(self._records.items())]
         struck = [(d, share, since) for d, (share, since) in sorted(self._struck.items())]
-        return {"records": np.array(rows, float).reshape(-1, 7), "struck": np.array(struck, float).reshape(-1, 3)}
+        return {
+            "records": np.array(rows, float).reshape(-1, 7),
+            "struck": np.array(struck, float).reshape(-1, 3),
+        }
 
     def restore(self, state: State) -> None:
         rows = state["records"].tolist()
-        self._records = {int(d): _Record._make((int(n), *rest, int(last))) for d, n, *rest, last in rows}
+        self._records = {
+            int(d): _Record._make((int(n), *rest, int(last))) for d, n, *rest, last in rows
+        }
         self._struck = {int(d): (share, int(since)) for d, share, since in state["struck"].tolist()}
 
 

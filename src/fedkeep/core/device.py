@@ -7,19 +7,37 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import LocalGradientEstimator, Window
-from fedkeep.core.gist import Gist, GistOptions, Mending, StoredGradients
+from fedkeep.core.estimators import GradientAccumulator, LocalGradientEstimator
+from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Job, Kept, Learner, Measurements, Outcome, Probe, Store
+from fedkeep.core.protocols import (
+    GradientProbe,
+    Learner,
+    Outcome,
+    PerSampleGradients,
+    Stateful,
+    Store,
+    TrainingJob,
+)
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_order, screen_samples
 from fedkeep.core.seeds import child_seed
-from fedkeep.core.selection import Selection, Shares
-from fedkeep.core.state import put_under, restore_parts, snapshot_parts, take_under
+from fedkeep.core.selection import LabelFrequencies, Selection
+from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
 from fedkeep.core.store import AfterUse, MemoryStore
-from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Profile, Report, State, TrainOrder, Vector
+from fedkeep.core.types import (
+    Assignment,
+    Batch,
+    FloatArray,
+    IntArray,
+    Profile,
+    Report,
+    State,
+    TrainOrder,
+    Vector,
+)
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
@@ -36,7 +54,7 @@ class StoreRules:
     """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
 
     def __post_init__(self) -> None:
-        within(self, "max_age", least=1)
+        check_range(self, "max_age", least=1)
 
 
 @dataclass(frozen=True)
@@ -48,17 +66,17 @@ class DeviceOptions(StoreRules):
 
 
 @dataclass(eq=False)
-class Prepared:
+class PendingUpdate:
     """A participation up to the training itself: what to train on, and what the device will say of its stream."""
 
     order: TrainOrder
-    job: Job
+    job: TrainingJob
     local_gradient: Vector | None
     gradient_samples: int
-    mending: Mending | None = None
+    mending: Correction | None = None
     """What the gist has to say of this participation; None without one."""
     stored: StoredGradients | None = None
-    probe: Probe | None = None
+    probe: GradientProbe | None = None
     """The order's model, where it has been measured with already."""
 
     @cached_property
@@ -78,7 +96,7 @@ class Prepared:
         n, local = len(self.job.batch), self.order.local
         return local.epochs * (-(-n // local.batch_size) if local.batch_size else min(n, 1))
 
-    def mend(self, mending: Mending, valued: int) -> None:
+    def mend(self, mending: Correction, valued: int) -> None:
         """Lets a gist add to each step, over all that is valued; it may cover the last layers alone."""
         correction = mending.correction
         if correction is not None and len(correction) < valued:
@@ -93,12 +111,12 @@ class Device:
     It keeps `capacity` samples by the policy; what is not given is as the policy needs it. A store of one's own follows
     its own rule: `after_use` is for the one in memory.
 
-    >>> from fedkeep.core.policies.draw import Draw
+    >>> from fedkeep.core.policies.draw import BalancedReservoir
     >>> from fedkeep.core.types import LocalTraining
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
-    >>> device = Device(learner, Draw(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
-    >>> device.install(learner.initial(0))
+    >>> device = Device(learner, BalancedReservoir(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
+    >>> device.set_model(learner.initial(0))
     >>> x = np.array([[0, 1], [1, 0], [1, 1], [np.nan, 0]], dtype=np.float32)
     >>> outcome, refused = device.observe(Batch(x, np.array([0, 1, 1, 0]), np.arange(4)), time=0.0)
     >>> dict(refused)  # a sample that holds NaN counts nowhere
@@ -134,30 +152,45 @@ class Device:
         self.meter = meter or VelocityMeter(self.regions.count)
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
         none = np.zeros(self.regions.count, dtype=np.int64)
-        self.store = MemoryStore(none, after_use, bends=options.quotas == "targets") if store is None else store
-        if gist.kept and gist.matched and self.regions.count > 1 and self.weighting.client_label != 1:
+        self.store = (
+            MemoryStore(none, after_use, bends=options.quotas == "targets")
+            if store is None
+            else store
+        )
+        if (
+            gist.kept
+            and gist.matched
+            and self.regions.count > 1
+            and self.weighting.client_label != 1
+        ):
             raise ConfigError(
                 "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
             )
-        self.gist = Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair) if gist.kept else None
+        self.gist = (
+            Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair)
+            if gist.kept
+            else None
+        )
         self._estimator = LocalGradientEstimator()
         self._tells = policy.uses_direction and not gist.shared
         """Whether g_hat_c is reported."""
         told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
         seen = learner.gradient_size if gist.kept else told if clip is None else 0
-        self.window = Window(seen, self.regions.count)
+        self.window = GradientAccumulator(seen, self.regions.count)
         """All arrivals since the model last changed."""
-        self._told = self.window if clip is None else Window(told, self.regions.count, clip)
+        self._told = (
+            self.window if clip is None else GradientAccumulator(told, self.regions.count, clip)
+        )
         """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
         self._windows = [w for w in dict.fromkeys((self.window, self._told)) if w.size]
         self.model: Vector | None = None
         """The model last received; None before the first."""
-        self._probe: Probe | None = None
+        self._probe: GradientProbe | None = None
         self._declared: FloatArray | None = None
-        shares = Shares(self.regions.count, child_seed(seed, "turns"))
+        shares = LabelFrequencies(self.regions.count, child_seed(seed, "turns"))
         self._selection = Selection(policy, self.store, capacity, shares, seed)
         self._round = -1
-        parts: dict[str, Kept | None] = {
+        parts: dict[str, Stateful | None] = {
             "store": self.store,
             "meter": self.meter,
             "estimator": self._estimator,
@@ -173,7 +206,9 @@ class Device:
         """The g_hat last received; None before the first."""
         return self._selection.direction
 
-    def install(self, model: Vector, direction: Vector | None = None, probe: Probe | None = None) -> None:
+    def set_model(
+        self, model: Vector, direction: Vector | None = None, probe: GradientProbe | None = None
+    ) -> None:
         """Takes a first model, so that arrivals can be measured before the device first takes part."""
         self.model, self._selection.direction = model, direction
         self._probe = self.learner.probe(model) if probe is None else probe
@@ -196,13 +231,15 @@ class Device:
         clean = batch if sound.all() else batch.take(sound)
         if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be sound
             clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
-        return self.take_in(clean, time, self.measure(clean)), refused
+        return self.ingest(clean, time, self.measure(clean)), refused
 
-    def measure(self, batch: Batch) -> Measurements | None:
+    def measure(self, batch: Batch) -> PerSampleGradients | None:
         """The batch under the model last received; None before there is one."""
         return None if self._probe is None or not len(batch) else self._probe.measure(batch)
 
-    def take_in(self, batch: Batch, time: float | FloatArray, measurements: Measurements | None) -> Outcome:
+    def ingest(
+        self, batch: Batch, time: float | FloatArray, measurements: PerSampleGradients | None
+    ) -> Outcome:
         """Takes in sound samples that came at `time`, measured: all count for g_hat_c, the best are stored."""
         if not len(batch):
             none = np.empty(0, dtype=np.int64)
@@ -221,9 +258,19 @@ class Device:
 
     def screen(self, order: TrainOrder) -> None:
         """Raises where an order does not fit this device; to be asked before anything of it is followed."""
-        told = self.learner.gradient_size if self.gist is None or not self.gist.options.shared else self.gist.size
-        undivided = self.policy.balanced and order.assignment is not None and len(order.assignment.quotas) == 1
-        screen_order(order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity)
+        told = (
+            self.learner.gradient_size
+            if self.gist is None or not self.gist.options.shared
+            else self.gist.size
+        )
+        undivided = (
+            self.policy.balanced
+            and order.assignment is not None
+            and len(order.assignment.quotas) == 1
+        )
+        screen_order(
+            order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity
+        )
 
     def follow(self, order: TrainOrder) -> Batch:
         """Takes note of what an order says of the plan, and gives what there is to train on."""
@@ -232,13 +279,16 @@ class Device:
             self.assign(order.assignment)
         return self.store.stored().batch
 
-    def prepare(self, order: TrainOrder) -> Prepared:
+    def prepare(self, order: TrainOrder) -> PendingUpdate:
         """Follows an order up to the training itself."""
         return self.look_ahead(self.draft(order))
 
     def draft(
-        self, order: TrainOrder, before: Measurements | None = None, after: Measurements | None = None
-    ) -> Prepared:
+        self,
+        order: TrainOrder,
+        before: PerSampleGradients | None = None,
+        after: PerSampleGradients | None = None,
+    ) -> PendingUpdate:
         """Follows an order up to a look ahead; a caller may then look ahead, and train, for many devices at once.
 
         `before` and `after` are what is stored as measured under the model the device has and under the order's, if
@@ -247,16 +297,27 @@ class Device:
         batch = self.follow(order)
         stored = self.store.stored()
         weights = self._weights(stored.regions)
-        job = Job(batch, weights, child_seed(self.seed, "train", order.round))
-        drafted = Prepared(order, job, *self._tell(order, batch))
-        if self.gist is not None and self.model is not None and self._probe is not None and weights.sum() > 0:
+        job = TrainingJob(batch, weights, child_seed(self.seed, "train", order.round))
+        drafted = PendingUpdate(order, job, *self._tell(order, batch))
+        if (
+            self.gist is not None
+            and self.model is not None
+            and self._probe is not None
+            and weights.sum() > 0
+        ):
             before = self._probe.measure(batch) if before is None else before
             if after is None:
                 drafted.probe = self.learner.probe(order.model)
                 after = drafted.probe.measure(batch)
             shared = weights / weights.sum()
-            drafted.stored = StoredGradients(shared, stored.regions, stored.uses == 0, before, after)
-            stream = self._selection.shares.values() if self._selection.assignment is None else self._stream()
+            drafted.stored = StoredGradients(
+                shared, stored.regions, stored.uses == 0, before, after
+            )
+            stream = (
+                self._selection.shares.values()
+                if self._selection.assignment is None
+                else self._stream()
+            )
             shares = stream / max(stream.sum(), 1e-30)
             fleet = order.direction if self.gist.options.shared else None
             # Where models are not the same, most often the first few numbers tell.
@@ -268,7 +329,9 @@ class Device:
             window.clear()
         return drafted
 
-    def look_ahead(self, drafted: Prepared, ahead: Measurements | None = None) -> Prepared:
+    def look_ahead(
+        self, drafted: PendingUpdate, ahead: PerSampleGradients | None = None
+    ) -> PendingUpdate:
         """Lets a correction count as long as it holds: `ahead` is what is stored, measured after one local step."""
         model, stored, mending = drafted.ahead, drafted.stored, drafted.mending
         if model is not None and stored is not None and mending is not None:
@@ -277,7 +340,9 @@ class Device:
             drafted.mend(lasting, self.learner.gradient_size)
         return drafted
 
-    def complete(self, prepared: Prepared, trained: Vector, stored: Measurements | None = None) -> Report:
+    def complete(
+        self, prepared: PendingUpdate, trained: Vector, stored: PerSampleGradients | None = None
+    ) -> Report:
         """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
         order, job, gradient = prepared.order, prepared.job, prepared.local_gradient
         if order.round != self._round:
@@ -286,7 +351,11 @@ class Device:
         self._selection.shares.age()
         if self.gist is not None:
             self.gist.keep(prepared.mending)
-            if self.gist.options.shared and (gradient := self.gist.vector()) is not None and self._clip is not None:
+            if (
+                self.gist.options.shared
+                and (gradient := self.gist.vector()) is not None
+                and self._clip is not None
+            ):
                 # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
                 length = max(float(np.linalg.norm(gradient)), 1e-30)
                 gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
@@ -303,11 +372,15 @@ class Device:
         )
 
     def adopt(
-        self, model: Vector, direction: Vector | None, stored: Measurements | None = None, probe: Probe | None = None
+        self,
+        model: Vector,
+        direction: Vector | None,
+        stored: PerSampleGradients | None = None,
+        probe: GradientProbe | None = None,
     ) -> None:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
-        self.install(model, direction, probe)
+        self.set_model(model, direction, probe)
         if self.options.revalue or first_direction:
             held = self.store.stored()
             measured = self.measure(held.batch) if stored is None else stored
@@ -315,7 +388,7 @@ class Device:
         if self.options.max_age is not None:
             self.store.expire(self._selection.arrivals - self.options.max_age)
 
-    def unlearn(self) -> None:
+    def reset_statistics(self) -> None:
         """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
         for window in self._windows:
             window.clear()
@@ -325,29 +398,33 @@ class Device:
 
     def snapshot(self) -> State:
         """All that the device knows, as plain arrays."""
-        state = snapshot_parts(self._parts) | put_under("memory", self._selection.memory)
+        state = snapshot_parts(self._parts) | add_prefix("memory", self._selection.memory)
         state["counters"] = np.array([self._selection.arrivals, self._round])
         known = {"model": self.model, "direction": self.direction, "declared": self._declared}
         state |= {name: array for name, array in known.items() if array is not None}
         if (plan := self._selection.assignment) is not None:
-            state |= put_under("assignment", {name: np.asarray(part) for name, part in vars(plan).items()})
+            state |= add_prefix(
+                "assignment", {name: np.asarray(part) for name, part in vars(plan).items()}
+            )
         return state
 
     def restore(self, state: State) -> None:
         """Becomes the device that `snapshot` described."""
         restore_parts(self._parts, state)
         selection = self._selection
-        selection.memory = take_under("memory", state)
+        selection.memory = strip_prefix("memory", state)
         selection.arrivals, self._round = state["counters"].tolist()
         self._declared = state.get("declared")
         selection.assignment = None
-        if plan := take_under("assignment", state):
-            selection.assignment = Assignment(plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"]))
+        if plan := strip_prefix("assignment", state):
+            selection.assignment = Assignment(
+                plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"])
+            )
         if selection.divides and selection.shares.targets.any():
             self.store.configure(selection.shares.targets)
         self.model = selection.direction = self._probe = None
         if "model" in state:
-            self.install(state["model"], state.get("direction"))
+            self.set_model(state["model"], state.get("direction"))
 
     def _weights(self, regions: IntArray) -> FloatArray:
         """What each stored sample counts; before there is a plan they count 1 each on average."""
@@ -360,7 +437,11 @@ class Device:
     def _stream(self) -> FloatArray:
         """How much of each region the device takes to come: what weights and gist are made for."""
         velocity = self.meter.velocity() if self._declared is None else self._declared
-        return velocity.sum() * self._selection.shares.values() if self._selection.divides else velocity
+        return (
+            velocity.sum() * self._selection.shares.values()
+            if self._selection.divides
+            else velocity
+        )
 
     def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
         """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""
@@ -369,6 +450,10 @@ class Device:
         if not self._tells:
             return None, 0
         if self.options.gradient_from == "stored":
-            gradient = self.learner.probe(order.model).measure(stored).mean_gradient() if len(stored) else None
+            gradient = (
+                self.learner.probe(order.model).measure(stored).mean_gradient()
+                if len(stored)
+                else None
+            )
             return gradient, len(stored)
         return self._estimator.freeze(self._told, order.round)

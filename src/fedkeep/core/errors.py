@@ -24,7 +24,7 @@ class MissingExtraError(FedkeepError):
 
 
 @contextmanager
-def needing(feature: str, extra: str) -> Iterator[None]:
+def optional_import(feature: str, extra: str) -> Iterator[None]:
     """Around imports of optional libraries: where one is missing, it is said what to install."""
     try:
         yield
@@ -37,11 +37,13 @@ def where(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+    place = (
+        "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+    )
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
-class RefusedError(FedkeepError):
+class RejectedError(FedkeepError):
     """Something from outside (a profile, a report, a record) that must not count."""
 
     def __init__(self, reason: str, detail: str) -> None:

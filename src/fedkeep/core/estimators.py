@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.ports import Measurements
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
 
 _FAN, _TALLEST = 8, 12
@@ -22,14 +22,14 @@ def clip_weights(norms: Scores, clip: float) -> Scores:
     return clip / np.maximum(norms, clip)
 
 
-def mean_gradient(measurements: Measurements, clip: float | None) -> Vector:
+def mean_gradient(measurements: PerSampleGradients, clip: float | None) -> Vector:
     """The mean of the samples' gradients, each first shortened to `clip`, so that their mean is never longer."""
     if clip is None:
         return measurements.mean_gradient()
     return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
 
 
-class Window:
+class GradientAccumulator:
     """The gradients of all arrivals since the model last changed, summed in float64, and their counts by region.
 
     With `clip` each sample's gradient is first shortened to that length: the bound that privacy's noise is made for.
@@ -53,7 +53,7 @@ class Window:
     def nbytes(self) -> int:
         return self._sum.nbytes + self.counts.nbytes
 
-    def add(self, measurements: Measurements, regions: IntArray) -> None:
+    def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
         """Counts arrivals, measured under the present model."""
         if len(regions):
             self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
@@ -73,7 +73,9 @@ class Window:
         return {"sum": self._sum.copy(), "counts": self.counts.copy()}
 
     def restore(self, state: State) -> None:
-        self._sum, self.counts = (np.array(state[name], dtype=np.float64) for name in ("sum", "counts"))
+        self._sum, self.counts = (
+            np.array(state[name], dtype=np.float64) for name in ("sum", "counts")
+        )
 
 
 class LocalGradientEstimator:
@@ -100,7 +102,7 @@ class LocalGradientEstimator:
         """Forgets a pending estimate, whatever the server has of it."""
         self._pending, self._pending_count = None, 0
 
-    def freeze(self, window: Window, round_: int) -> tuple[Vector | None, int]:
+    def freeze(self, window: GradientAccumulator, round_: int) -> tuple[Vector | None, int]:
         """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""
         if window.count and window.count >= self._pending_count:
             estimate = window.mean()
@@ -111,10 +113,15 @@ class LocalGradientEstimator:
 
     def snapshot(self) -> State:
         pending = np.empty(0, dtype=np.float32) if self._pending is None else self._pending
-        return {"pending": pending.copy(), "counts": np.array([self._pending_count, self._pending_round])}
+        return {
+            "pending": pending.copy(),
+            "counts": np.array([self._pending_count, self._pending_round]),
+        }
 
     def restore(self, state: State) -> None:
-        self._pending = np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
+        self._pending = (
+            np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
+        )
         self._pending_count, self._pending_round = state["counts"].tolist()
 
 
@@ -149,13 +156,15 @@ class GivenEstimator:
         return {} if self.given is None else {"direction": self.given}
 
     def restore(self, state: State) -> None:
-        self.given = np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+        self.given = (
+            np.array(state["direction"], dtype=np.float32) if "direction" in state else None
+        )
 
 
-class ParticipantsEstimator(GivenEstimator):
+class RoundMeanEstimator(GivenEstimator):
     """The weighted mean of this round's estimates only; rounds that bring none leave it as it was.
 
-    >>> estimator = ParticipantsEstimator()
+    >>> estimator = RoundMeanEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([1.0], dtype=np.float32), weight=3.0, round=1)})
     >>> estimator.direction().tolist()
@@ -165,7 +174,9 @@ class ParticipantsEstimator(GivenEstimator):
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         total = sum(e.weight for e in estimates.values())
         if total > 0:
-            weighted = [e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())]
+            weighted = [
+                e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())
+            ]
             self.given = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
 
 
@@ -240,13 +251,17 @@ class IncrementalEstimator:
             "devices": np.array(devices, dtype=np.int64),
             "slots": np.array([self._slots[d] for d in devices], dtype=np.int64),
             "free": np.array(self._free, dtype=np.int64),
-            "gradients": np.stack([e.gradient for e in kept]) if kept else np.empty((0, 0), dtype=np.float32),
+            "gradients": np.stack([e.gradient for e in kept])
+            if kept
+            else np.empty((0, 0), dtype=np.float32),
             "weights": np.array([e.weight for e in kept], dtype=np.float64),
             "rounds": np.array([e.round for e in kept], dtype=np.int64),
         }
 
     def restore(self, state: State) -> None:
-        devices, slots, weights, rounds = (state[name].tolist() for name in ("devices", "slots", "weights", "rounds"))
+        devices, slots, weights, rounds = (
+            state[name].tolist() for name in ("devices", "slots", "weights", "rounds")
+        )
         gradients = [np.array(row, dtype=np.float32) for row in state["gradients"]]
         self._slots = dict(zip(devices, slots, strict=True))
         self._kept = dict(zip(slots, map(Estimate, gradients, weights, rounds), strict=True))
@@ -284,4 +299,4 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
     """The server's estimator of that name: Eq. 8 if it is `incremental`, else the mean over the participants."""
-    return IncrementalEstimator(max_age) if name == "incremental" else ParticipantsEstimator()
+    return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()

@@ -15,10 +15,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.bounds import within
-from fedkeep.core.estimators import Window
-from fedkeep.core.making import Holding, Making, averaged, mixed
-from fedkeep.core.ports import Measurements
+from fedkeep.core.bounds import check_range
+from fedkeep.core.estimators import GradientAccumulator
+from fedkeep.core.making import NoiseModel, StoreSummary, averaged, mixed
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import FloatArray, State, Vector
 
@@ -51,10 +51,10 @@ class GistOptions:
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
-        within(self, "kappa", least=0, most=1)
-        within(self, "fading", least=0)
-        within(self, "memory", "last_layers", least=1)
-        within(self, "contrast", above=0)
+        check_range(self, "kappa", least=0, most=1)
+        check_range(self, "fading", least=0)
+        check_range(self, "memory", "last_layers", least=1)
+        check_range(self, "contrast", above=0)
 
     @property
     def kept(self) -> bool:
@@ -67,16 +67,16 @@ class GistOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class StoredGradients(Holding):
+class StoredGradients(StoreSummary):
     """What is stored, as measured under the model the device had (`before`) and the one it has been sent (`after`).
 
     Its weights add up to 1.
     """
 
-    before: Measurements
-    after: Measurements
+    before: PerSampleGradients
+    after: PerSampleGradients
 
-    def under(self, measurements: Measurements, weights: FloatArray | None = None) -> Vector:
+    def under(self, measurements: PerSampleGradients, weights: FloatArray | None = None) -> Vector:
         """sum_i w_i grad_i; by default with the samples' own weights."""
         weights = self.weights if weights is None else weights
         return measurements.weighted_gradient(weights * len(weights))
@@ -99,17 +99,21 @@ class StoredGradients(Holding):
         second = float(weights @ self.after.norms() ** 2) - several * _inner(after, after)
         return self._covariance(self.before, before, self.after, after), first, second
 
-    def slope_to(self, ahead: Measurements) -> float:
+    def slope_to(self, ahead: PerSampleGradients) -> float:
         """How much of the stored samples' deviations under the new model is left under a next one, 0 to 1."""
-        return _share(self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2])
+        return _share(
+            self._covariance(self.after, self.means[1], ahead, self.under(ahead)), self.echo[2]
+        )
 
-    def _covariance(self, one: Measurements, mean: Vector, other: Measurements, other_mean: Vector) -> float:
+    def _covariance(
+        self, one: PerSampleGradients, mean: Vector, other: PerSampleGradients, other_mean: Vector
+    ) -> float:
         both = float(self.weights @ other.inner(one))
         return both - _inner(mean, other_mean) if len(self.weights) > 1 else both
 
 
 @dataclass(frozen=True, eq=False)
-class Mending:
+class Correction:
     """What a gist does in one participation, and what is left of it afterwards."""
 
     own: Vector | None
@@ -124,7 +128,7 @@ class Mending:
     """That of the stored samples' gradient, a(w_new)."""
     gist: Vector | None
     """m, carried over to the new model."""
-    making: Making | None
+    making: NoiseModel | None
 
     @property
     def correction(self) -> Vector | None:
@@ -135,14 +139,18 @@ class Mending:
     def reach(self) -> float:
         """The correction's length over that of the stored samples' gradient."""
         correction = self.correction
-        return 0.0 if correction is None else float(np.sqrt(_inner(correction, correction)) / max(self.length, 1e-15))
+        return (
+            0.0
+            if correction is None
+            else float(np.sqrt(_inner(correction, correction)) / max(self.length, 1e-15))
+        )
 
     @property
     def worth(self) -> float:
         """n: how many samples the gist is worth, after this participation."""
         return 0.0 if self.making is None else self.making.worth
 
-    def lasting(self, slope: float, steps: int) -> "Mending":
+    def lasting(self, slope: float, steps: int) -> "Correction":
         """The same for `steps` local steps, each of which leaves `slope` of what the store gets wrong.
 
         What is added stays while the error that it mends fades: where one step all but fits the stored samples, the
@@ -159,12 +167,14 @@ class Gist:
     `Device` shows it at work; docs/gist.md has the method, step by step.
     """
 
-    def __init__(self, options: GistOptions, size: int, seed: int = 0, *, fair: bool = True) -> None:
+    def __init__(
+        self, options: GistOptions, size: int, seed: int = 0, *, fair: bool = True
+    ) -> None:
         self.options, self.size, self._seed, self._fair = options, size, seed, fair
         self._kept: State | None = None
-        self._making: Making | None = None
+        self._making: NoiseModel | None = None
         self._changes = 0
-        self.latest: Mending | None = None
+        self.latest: Correction | None = None
         """What it did when the device last took part."""
 
     @property
@@ -175,7 +185,11 @@ class Gist:
     def figures(self) -> tuple[float, float, float, float] | None:
         """Trust, likeness, worth and reach when the device last took part; None where there was nothing to trust."""
         did = self.latest
-        return None if did is None or did.gist is None else (did.trust, did.likeness, did.worth, did.reach)
+        return (
+            None
+            if did is None or did.gist is None
+            else (did.trust, did.likeness, did.worth, did.reach)
+        )
 
     def vector(self) -> Vector | None:
         """m as it is kept; None while nothing is known."""
@@ -188,18 +202,24 @@ class Gist:
 
     @np.errstate(over="ignore", invalid="ignore")
     def mend(
-        self, stored: StoredGradients, window: Window, shares: FloatArray, fleet: Vector | None, *, moved: bool
-    ) -> Mending:
+        self,
+        stored: StoredGradients,
+        window: GradientAccumulator,
+        shares: FloatArray,
+        fleet: Vector | None,
+        *,
+        moved: bool,
+    ) -> Correction:
         """What to add to each local step; `moved` says whether the new model differs from the old.
 
         `shares` are the regions' shares of the stream in the long run, `fleet` is G, the gist of the whole fleet.
         """
         options, past, made = self.options, self.vector(), self._making
-        holding: Holding = stored
+        holding: StoreSummary = stored
         covariance, first, second = stored.echo if moved else (1.0, 1.0, 1.0)
         likeness = _share(covariance, (first + second) / 2)
         slope = _share(covariance, first)
-        nothing = Mending(None, None, 0.0, likeness, 0.0, None, None)
+        nothing = Correction(None, None, 0.0, likeness, 0.0, None, None)
         if past is None and not window.count:
             return nothing
         if options.matched:
@@ -223,11 +243,13 @@ class Gist:
         back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
         left = making.carried(holding, beta, back, scale).bounded(options.memory)
         length = float(np.sqrt(_inner(stored.means[1], stored.means[1])))
-        mending = Mending(own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left)
+        mending = Correction(
+            own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left
+        )
         # A huge sample: better no correction than one that ends the model.
         return mending if np.isfinite(mending.reach) else nothing
 
-    def keep(self, mending: Mending | None) -> None:
+    def keep(self, mending: Correction | None) -> None:
         """Lets a participation count; None, or one that holds no finite gist: nothing is known any more."""
         self.latest = mending
         self._changes += 1
@@ -249,9 +271,11 @@ class Gist:
         self._changes = int(state.get("changes", 0))
         self.latest = None
         self._kept = self._making = None
-        if "by_region" in state:  # a gist of an older form did not say what it is made of: it begins anew
+        if (
+            "by_region" in state
+        ):  # a gist of an older form did not say what it is made of: it begins anew
             composition, counted, held = np.array(state["by_region"], dtype=np.float64)
-            self._making = Making(composition, counted, held, float(state["rest"]))
+            self._making = NoiseModel(composition, counted, held, float(state["rest"]))
             forms = {"packed": self.options.encoding, "scales": "float32"}
             self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
@@ -292,13 +316,18 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     (7, ['1.00', '-0.50', '0.24'])
     """
     if encoding == "float32":
-        return {"packed": vector.astype(np.float32, copy=False), "scales": np.empty(0, dtype=np.float32)}
+        return {
+            "packed": vector.astype(np.float32, copy=False),
+            "scales": np.empty(0, dtype=np.float32),
+        }
     blocks = np.abs(np.append(vector, np.zeros(-len(vector) % _BLOCK))).reshape(-1, _BLOCK)
     scales = (blocks.max(axis=1) / (127.0 if encoding == "int8" else 1.0)).astype(np.float32)
     steps = np.repeat(scales.astype(np.float64), _BLOCK)[: len(vector)]
     scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
     if encoding == "int8":
-        scaled = np.clip(np.floor(scaled + np.random.default_rng(seed).random(len(vector))), -127, 127)
+        scaled = np.clip(
+            np.floor(scaled + np.random.default_rng(seed).random(len(vector))), -127, 127
+        )
     return {"packed": scaled.astype(encoding), "scales": scales}
 
 

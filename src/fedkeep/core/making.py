@@ -21,7 +21,7 @@ _DOUBT = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class Holding:
+class StoreSummary:
     """What is stored: what each sample weighs, (k,), its region, and whether it came since the last participation."""
 
     weights: FloatArray
@@ -34,7 +34,7 @@ class Holding:
 
 
 @dataclass(frozen=True, eq=False)
-class Making:
+class NoiseModel:
     """What m is made of."""
 
     composition: FloatArray
@@ -51,23 +51,30 @@ class Making:
         """n: how many samples would be as noisy."""
         return float(1.0 / (self.held @ self.counted**2 + self.rest))
 
-    def bounded(self, memory: float) -> "Making":
+    def bounded(self, memory: float) -> "NoiseModel":
         """The same with the noise of no more than `memory` samples, so that news always counts for something."""
         rest = max(self.rest, 1.0 / memory - float(self.held @ self.counted**2))
-        return Making(self.composition, self.counted, self.held, rest)
+        return NoiseModel(self.composition, self.counted, self.held, rest)
 
-    def reduced_to(self, used: FloatArray | int) -> "Making":
+    def reduced_to(self, used: FloatArray | int) -> "NoiseModel":
         """What it is when no more than so many of its stored samples are still there, by region, (Y,)."""
         gone = np.maximum(self.held - used, 0.0)
-        return Making(self.composition, self.counted, self.held - gone, self.rest + float(gone @ self.counted**2))
+        return NoiseModel(
+            self.composition,
+            self.counted,
+            self.held - gone,
+            self.rest + float(gone @ self.counted**2),
+        )
 
-    def pull(self, holding: Holding) -> float:
+    def pull(self, holding: StoreSummary) -> float:
         """How far to go from the store's gradient towards m for the least noise, 0 to 1, were the model the same."""
         off = holding.weights - self.counted[holding.regions]
         noise = float(off @ off) + self.rest
         return min(max(float(holding.weights @ off) / noise, 0.0), 1.0) if noise > 0 else 0.0
 
-    def carried(self, holding: Holding, beta: float, back: float, scale: float) -> "Making":
+    def carried(
+        self, holding: StoreSummary, beta: float, back: float, scale: float
+    ) -> "NoiseModel":
         """What a(w_new) + beta (m - a(w_old)) is made of, in units of the noise under the new model.
 
         `back` is how much of the old noise the new one tells, the covariance over the new variance, and `scale` the old
@@ -76,7 +83,7 @@ class Making:
         mass = holding.by_region(holding.weights, len(self.composition))
         own = mass / np.maximum(self.held, 1.0)
         off = float(self.held @ (self.counted - own) ** 2)
-        return Making(
+        return NoiseModel(
             mass + beta * back * (self.composition - mass),
             own + beta * back * (self.counted - own),
             self.held,
@@ -84,13 +91,19 @@ class Making:
         )
 
 
-Mixture: TypeAlias = tuple[float, float, FloatArray, Making]
+LinearEstimate: TypeAlias = tuple[float, float, FloatArray, NoiseModel]
 """The new m: what of the old one, what of the window's mean gradient, what of each stored sample's, and its making."""
 
 
 def mixed(
-    past: Making | None, holding: Holding, counts: FloatArray, shares: FloatArray, contrast: float, *, fair: bool = True
-) -> Mixture:
+    past: NoiseModel | None,
+    holding: StoreSummary,
+    counts: FloatArray,
+    shares: FloatArray,
+    contrast: float,
+    *,
+    fair: bool = True,
+) -> LinearEstimate:
     """The best linear estimate of sum_y shares_y mu_y from the old m, the window's mean and the stored samples.
 
     `counts` are the window's arrivals by region. Whatever part alpha of m and tau of the window's mean are taken, the
@@ -101,9 +114,12 @@ def mixed(
     regions, n = len(shares), max(1.0, float(counts.sum()))
     held = holding.by_region(None, regions)
     new = holding.by_region(holding.fresh, regions)
-    fresh, used = np.minimum(new, counts), held - new  # what came before there was a model is in no window
+    fresh, used = (
+        np.minimum(new, counts),
+        held - new,
+    )  # what came before there was a model is in no window
     none = np.zeros(regions)
-    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
+    past = (past or NoiseModel(none, none, none, 0.0)).reduced_to(used)
     noise = np.array([past.rest, (n - fresh.sum()) / n**2])
     apart = np.array([past.composition - used * past.counted, (counts - fresh) / n])
     supply = 1.0 / (held + 1.0 / contrast)
@@ -119,23 +135,35 @@ def mixed(
     each = np.where(held > 0, (shares - known * apart[0] - seen * apart[1]) * supply, 0.0)
     in_window = seen / n * fresh / np.maximum(new, 1.0)
     in_past = known * past.counted
-    weights = each[holding.regions] - np.where(holding.fresh, in_window[holding.regions], in_past[holding.regions])
+    weights = each[holding.regions] - np.where(
+        holding.fresh, in_window[holding.regions], in_past[holding.regions]
+    )
     composition = known * past.composition + seen * counts / n + holding.by_region(weights, regions)
-    return known, seen, weights, Making(composition, each, held, float(noise @ [known**2, seen**2]))
+    return (
+        known,
+        seen,
+        weights,
+        NoiseModel(composition, each, held, float(noise @ [known**2, seen**2])),
+    )
 
 
-def averaged(past: Making | None, holding: Holding, count: int) -> Mixture:
+def averaged(past: NoiseModel | None, holding: StoreSummary, count: int) -> LinearEstimate:
     """The same of the old m and the window's mean alone, over one region: for stores that are no fair sample."""
     k, fresh = len(holding.weights), int(holding.fresh.sum())
     new, used = min(fresh, count), k - fresh
     none = np.zeros(1)
-    past = (past or Making(none, none, none, 0.0)).reduced_to(used)
+    past = (past or NoiseModel(none, none, none, 0.0)).reduced_to(used)
     counted = float(past.counted[0])
     noise = past.rest + used * counted**2
     worth = 1.0 / noise if noise > 0 else 0.0
-    known, one = worth / (worth + count), 1.0 / (worth + count)  # `one` is what an arrival of the window weighs
+    known, one = (
+        worth / (worth + count),
+        1.0 / (worth + count),
+    )  # `one` is what an arrival of the window weighs
     each = (known * used * counted + new * one) / k
-    spread = used * (known * counted - each) ** 2 + new * (one - each) ** 2 + (fresh - new) * each**2
+    spread = (
+        used * (known * counted - each) ** 2 + new * (one - each) ** 2 + (fresh - new) * each**2
+    )
     rest = known**2 * past.rest + (count - new) * one**2 + spread
-    made = Making(np.ones(1), np.array([each]), np.array([float(k)]), rest)
+    made = NoiseModel(np.ones(1), np.array([each]), np.array([float(k)]), rest)
     return known, 1.0 - known, np.zeros(k), made

@@ -10,20 +10,20 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fedkeep.core.errors import FedkeepError, where
-from fedkeep.core.names import Registered, Registry
-from fedkeep.core.ports import Measurements
+from fedkeep.core.protocols import PerSampleGradients
+from fedkeep.core.registry import Registered, Registry
 from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, State, Vector
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ScoringContext:
     """All that a policy may know of the device when it scores a batch.
 
     The same view serves arrivals and, after a new model, the samples already stored: then `previous` holds the
     scores they have, and past measurements are looked at without being added to.
     """
 
-    measurements: Measurements
+    measurements: PerSampleGradients
     """The batch under the model the device last received."""
     direction: Vector | None
     """g_hat, the estimate of the global gradient; None until a first one arrives."""
@@ -87,7 +87,7 @@ class SelectionPolicy(ABC):
     >>> @dataclass(frozen=True)
     ... class Young(SelectionPolicy):
     ...     bonus: float = 0.5
-    ...     def score(self, batch: Batch, view: View) -> Scores:
+    ...     def score(self, batch: Batch, view: ScoringContext) -> Scores:
     ...         return view.uniform + self.bonus * view.arrival
     >>> from fedkeep.testing import check_policy
     >>> check_policy(Young(bonus=2.0))  # the laws that it keeps; one that it broke would be raised
@@ -111,7 +111,7 @@ class SelectionPolicy(ABC):
         return False
 
     @abstractmethod
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         """One number per sample; it may not depend on how the stream is cut into batches."""
 
 
@@ -137,7 +137,7 @@ def policy(name: str) -> Callable[[Registered], Registered]:
     return POLICIES.register(name)
 
 
-def sound_scores(policy: SelectionPolicy, batch: Batch, view: View) -> Scores:
+def checked_scores(policy: SelectionPolicy, batch: Batch, view: ScoringContext) -> Scores:
     """What the policy says of the batch; of one's own it is made sure that this is one number a sample."""
     if type(policy).__module__.startswith("fedkeep."):
         return policy.score(batch, view)
@@ -148,13 +148,21 @@ def sound_scores(policy: SelectionPolicy, batch: Batch, view: View) -> Scores:
         raise
     except Exception as error:
         raise FedkeepError(f"the policy {name} raised {where(error)}") from error
-    if not isinstance(scores, np.ndarray) or scores.shape != (len(batch),) or scores.dtype.kind not in "fiu":
+    if (
+        not isinstance(scores, np.ndarray)
+        or scores.shape != (len(batch),)
+        or scores.dtype.kind not in "fiu"
+    ):
         given = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
         raise FedkeepError(
             f"the policy {name} must give one number a sample, an array of {len(batch)}; it gave {given}"
         )
-    if np.isnan(scores).any() and not np.isnan(view.measurements.losses()).any():  # else it is the model that diverged
-        raise FedkeepError(f"the policy {name} gave NaN as a score: give a number, or -inf to refuse a sample")
+    if (
+        np.isnan(scores).any() and not np.isnan(view.measurements.losses()).any()
+    ):  # else it is the model that diverged
+        raise FedkeepError(
+            f"the policy {name} gave NaN as a score: give a number, or -inf to refuse a sample"
+        )
     return scores
 
 

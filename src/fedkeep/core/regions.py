@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from fedkeep.core.policy import SelectionPolicy
-from fedkeep.core.ports import Measurements
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import Batch, IntArray
 
 
@@ -17,7 +17,7 @@ class Regions(Protocol):
     def count(self) -> int:
         """Y, the number of regions."""
 
-    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:
+    def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:
         """The region of each sample, (n,), in 0 .. count - 1."""
 
 
@@ -27,7 +27,7 @@ class LabelRegions:
 
     count: int
 
-    def assign(self, batch: Batch, measurements: Measurements | None) -> IntArray:  # noqa: ARG002 - nothing to measure
+    def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:  # noqa: ARG002 - nothing to measure
         return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 

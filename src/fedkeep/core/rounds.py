@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.bounds import within
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.screening import most_claimed
+from fedkeep.core.bounds import check_range
+from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.screening import robust_cap
 from fedkeep.core.types import AnyArray, DeviceId, FloatArray, LocalTraining
 
 _TRIM = 0.2
@@ -29,10 +29,10 @@ class Schedule(LocalTraining):
     """Rounds between two such steps."""
 
     def __post_init__(self) -> None:
-        within(self, "learning_rate", above=0)
-        within(self, "epochs", "decay_every", "batch_size", least=1)
-        within(self, "decay", above=0, most=1)
-        within(self, "proximal", least=0)
+        check_range(self, "learning_rate", above=0)
+        check_range(self, "epochs", "decay_every", "batch_size", least=1)
+        check_range(self, "decay", above=0, most=1)
+        check_range(self, "proximal", least=0)
 
     def local(self, round_: int) -> LocalTraining:
         rate = self.learning_rate * self.decay ** (round_ // self.decay_every)
@@ -40,7 +40,7 @@ class Schedule(LocalTraining):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """A report or profile that did not count, or not in full, and why."""
 
     device: DeviceId
@@ -48,24 +48,37 @@ class Refusal:
     detail: str
 
 
-def cuts(what: str, devices: Sequence[DeviceId], said: AnyArray, counted: AnyArray) -> list[Refusal]:
+def cuts(
+    what: str, devices: Sequence[DeviceId], said: AnyArray, counted: AnyArray
+) -> list[Rejection]:
     """Whose word counts for less than it says, by the name of what was cut."""
     cut = np.flatnonzero(counted < said).tolist()
-    return [Refusal(devices[i], f"{what}-cut", f"a {what} of {said[i]:g} counts as {counted[i]:g}") for i in cut]
+    return [
+        Rejection(devices[i], f"{what}-cut", f"a {what} of {said[i]:g} counts as {counted[i]:g}")
+        for i in cut
+    ]
 
 
-def credible(said: Fleet, before: FloatArray, growth: float) -> tuple[Fleet, FloatArray, list[Refusal]]:
+def credible(
+    said: FleetProfiles, before: FloatArray, growth: float
+) -> tuple[FleetProfiles, FloatArray, list[Rejection]]:
     """The fleet as far as its devices' claims count, with their rates, and whose claims were cut.
 
     `before` are the rates that counted last, NaN where there are none: none counts for more than `growth` times that.
     """
     rates, devices = said.velocities.sum(axis=1, dtype=np.float64), said.devices.tolist()
     grown = np.where(before > 0, growth * before, np.inf)
-    capped = np.minimum(np.minimum(rates, most_claimed(rates)), grown)
+    capped = np.minimum(np.minimum(rates, robust_cap(rates)), grown)
     scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
-    capacities = np.minimum(said.capacities, most_claimed(said.capacities.astype(np.float64)))
-    refusals = cuts("rate", devices, rates, capped) + cuts("capacity", devices, said.capacities, capacities)
-    return Fleet(said.devices, capacities.astype(np.int64), said.velocities * scale[:, None]), capped, refusals
+    capacities = np.minimum(said.capacities, robust_cap(said.capacities.astype(np.float64)))
+    refusals = cuts("rate", devices, rates, capped) + cuts(
+        "capacity", devices, said.capacities, capacities
+    )
+    return (
+        FleetProfiles(said.devices, capacities.astype(np.int64), said.velocities * scale[:, None]),
+        capped,
+        refusals,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +91,14 @@ class RoundSummary:
     empty: tuple[DeviceId, ...]
     """Devices that had nothing to train on: they took part all the same."""
     missing: tuple[DeviceId, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Rejection, ...]
     outvoted: tuple[DeviceId, ...] = ()
     """Devices whose updates a robust mean left out, for they keep going against where all others take the model."""
 
 
-def merge_evaluations(told: Mapping[DeviceId, tuple[int, float, int]]) -> tuple[dict[str, float], list[Refusal]]:
+def merge_evaluations(
+    told: Mapping[DeviceId, tuple[int, float, int]],
+) -> tuple[dict[str, float], list[Rejection]]:
     """Loss and accuracy over all samples, the robust accuracy beside them, and whose counts or losses were cut.
 
     A device tells its samples, their losses added up, and how many were right.
@@ -93,15 +108,19 @@ def merge_evaluations(told: Mapping[DeviceId, tuple[int, float, int]]) -> tuple[
     devices = [device for device, (samples, _, _) in told.items() if samples > 0]
     if not devices:
         return {}, []
-    samples, losses, correct = (np.array([told[d][i] for d in devices], dtype=np.float64) for i in range(3))
-    counted = np.minimum(samples, most_claimed(samples))
+    samples, losses, correct = (
+        np.array([told[d][i] for d in devices], dtype=np.float64) for i in range(3)
+    )
+    counted = np.minimum(samples, robust_cap(samples))
     means = losses / samples
     worst = np.minimum(means, _WORST_LOSS * (np.median(means) or np.inf))
     merged = {
         "samples": float(counted.sum()),
         "loss": float(worst @ counted / counted.sum()),
         "accuracy": float((correct / samples) @ counted / counted.sum()),
-        "accuracy_robust": _trimmed(correct / samples, np.minimum(samples, np.quantile(samples, 0.75))),
+        "accuracy_robust": _trimmed(
+            correct / samples, np.minimum(samples, np.quantile(samples, 0.75))
+        ),
     }
     return merged, cuts("count", devices, samples, counted) + cuts("loss", devices, means, worst)
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
-from fedkeep.core.policy import SelectionPolicy, View, sound_scores
-from fedkeep.core.ports import Measurements, Outcome, Store, Stored
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, checked_scores
+from fedkeep.core.protocols import Outcome, PerSampleGradients, Store, Stored
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.slices import slice_of
 from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
@@ -15,10 +15,10 @@ _FORGETTING = 0.99
 """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
 
 
-class Shares:
+class LabelFrequencies:
     """Counts arrivals by region, slowly forgetting; what follows from it does not depend on how a stream is cut.
 
-    >>> shares = Shares(3, seed=1)
+    >>> shares = LabelFrequencies(3, seed=1)
     >>> shares.see(np.array([0, 0, 0, 0, 2]))
     >>> shares.values().tolist()
     [0.8, 0.0, 0.2]
@@ -58,7 +58,9 @@ class Shares:
             changes.add(doubled - self._arrivals - 1)
             doubled *= 2
         starts = sorted({0, *changes})
-        return [(a, b, a in changes) for a, b in zip(starts, [*starts[1:], len(regions)], strict=True)]
+        return [
+            (a, b, a in changes) for a, b in zip(starts, [*starts[1:], len(regions)], strict=True)
+        ]
 
     def divide(self, capacity: int) -> IntArray:
         """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
@@ -76,7 +78,11 @@ class Shares:
         return self.targets
 
     def snapshot(self) -> State:
-        return {"counts": self._counts.copy(), "arrivals": np.array(self._arrivals), "targets": self.targets}
+        return {
+            "counts": self._counts.copy(),
+            "arrivals": np.array(self._arrivals),
+            "targets": self.targets,
+        }
 
     def restore(self, state: State) -> None:
         self._counts = np.array(state["counts"], dtype=np.float64)
@@ -87,7 +93,14 @@ class Shares:
 class Selection:
     """Offers samples to the store in the order they came; nothing depends on how a stream is cut into batches."""
 
-    def __init__(self, policy: SelectionPolicy, store: Store, capacity: int, shares: Shares, seed: int) -> None:
+    def __init__(
+        self,
+        policy: SelectionPolicy,
+        store: Store,
+        capacity: int,
+        shares: LabelFrequencies,
+        seed: int,
+    ) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
         self.shares = shares
         self.memory: State = {}
@@ -107,14 +120,18 @@ class Selection:
         self.assignment = assignment
         quotas = assignment.quotas
         if not self.divides:
-            self._store.configure(np.full_like(quotas, np.iinfo(np.int64).max) if self._policy.unbounded else quotas)
+            self._store.configure(
+                np.full_like(quotas, np.iinfo(np.int64).max) if self._policy.unbounded else quotas
+            )
 
     def divide(self) -> None:
         """Divides the slots anew by what has come so far, where the device does that by itself."""
         if self.divides:
             self._store.configure(self.shares.divide(self._capacity))
 
-    def offer(self, batch: Batch, regions: IntArray, measurements: Measurements | None) -> Outcome:
+    def offer(
+        self, batch: Batch, regions: IntArray, measurements: PerSampleGradients | None
+    ) -> Outcome:
         """Scores arrivals and offers them; where the device divides its slots, it does so as they come."""
         parts: list[Outcome] = []
         stretches = self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]
@@ -130,20 +147,24 @@ class Selection:
                 came = batch.take(part)
                 arrivals = self.arrivals + np.arange(len(came))
                 self.arrivals += len(came)
-                scores = self._score(came, measured, arrivals, partial(uniform_keys, self._seed, arrivals))
+                scores = self._score(
+                    came, measured, arrivals, partial(uniform_keys, self._seed, arrivals)
+                )
                 parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
 
-    def revalue(self, stored: Stored, measurements: Measurements | None, seed: int) -> None:
+    def revalue(self, stored: Stored, measurements: PerSampleGradients | None, seed: int) -> None:
         """Scores what is stored anew, as measured under a new model."""
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
-            self._store.revalue(self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores))
+            self._store.revalue(
+                self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores)
+            )
 
     def _score(
         self,
         batch: Batch,
-        measurements: Measurements | None,
+        measurements: PerSampleGradients | None,
         arrivals: IntArray,
         keys: Callable[[], Scores],
         previous: Scores | None = None,
@@ -151,6 +172,19 @@ class Selection:
         """The policy's scores; random keys while there is no model to measure with."""
         if measurements is None:
             return keys()
-        stored_ids = self._store.stored().batch.ids if self._policy.sequential else np.empty(0, dtype=np.int64)
-        view = View(measurements, self.direction, arrivals, keys, stored_ids, self._capacity, self.memory, previous)
-        return sound_scores(self._policy, batch, view)
+        stored_ids = (
+            self._store.stored().batch.ids
+            if self._policy.sequential
+            else np.empty(0, dtype=np.int64)
+        )
+        view = ScoringContext(
+            measurements,
+            self.direction,
+            arrivals,
+            keys,
+            stored_ids,
+            self._capacity,
+            self.memory,
+            previous,
+        )
+        return checked_scores(self._policy, batch, view)

@@ -6,19 +6,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedkeep.core.aggregation import Aggregation, UpdateSum
-from fedkeep.core.claims import Claims
-from fedkeep.core.coordination import Coordinator
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.claims import ClaimAudit
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
-from fedkeep.core.ports import Kept
-from fedkeep.core.rounds import Refusal, RoundSummary, Schedule, credible
+from fedkeep.core.planning.greedy import Coordinator
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.protocols import Stateful
+from fedkeep.core.rounds import Rejection, RoundSummary, Schedule, credible
 from fedkeep.core.screening import Limits, screen_profile, screen_report, screen_sum
 from fedkeep.core.seeds import generator
-from fedkeep.core.state import put_table, put_under, restore_parts, snapshot_parts, take_table, take_under
+from fedkeep.core.state import (
+    add_prefix,
+    put_table,
+    restore_parts,
+    snapshot_parts,
+    strip_prefix,
+    take_table,
+)
 from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.usual import FEW, Usual, heaviest_of
+from fedkeep.core.usual import MIN_OBSERVATIONS, UpdateStatistics, weight_cap
 
 _GRADIENT_RATIO, _ROBUST_RATIO = 10.0, 2.0
 """No g_hat_c is longer than so many times the median, and under a robust mean so many times."""
@@ -35,10 +42,10 @@ class _OpenRound:
     reports: dict[DeviceId, Report] = field(default_factory=dict)
     late: dict[DeviceId, Report] = field(default_factory=dict)
     """Reports of earlier rounds, of which the estimator alone counts."""
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[Rejection] = field(default_factory=list)
 
-    def refuse(self, device: DeviceId, reason: str, detail: str) -> Refusal:
-        self.refusals.append(Refusal(device, reason, detail))
+    def refuse(self, device: DeviceId, reason: str, detail: str) -> Rejection:
+        self.refusals.append(Rejection(device, reason, detail))
         return self.refusals[-1]
 
 
@@ -46,7 +53,7 @@ class _OpenRound:
 class Server:
     """The one place where the global model and g_hat change, at the close of a round and nowhere else.
 
-    >>> from fedkeep.core.coordination import Greedy
+    >>> from fedkeep.core.planning.greedy import Greedy
     >>> from fedkeep.core.estimators import IncrementalEstimator
     >>> server = Server(
     ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
@@ -87,13 +94,15 @@ class Server:
         """The most that a rate counts for in the fleet's gradient."""
         self._accepted: dict[DeviceId, int] = {}
         self._gradient_norms: dict[DeviceId, float] = {}
-        self._usual = Usual()
-        self._claims = Claims()
+        self._usual = UpdateStatistics()
+        self._claims = ClaimAudit()
         self._profiles: dict[DeviceId, Profile] = {}
         """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
         self._open: _OpenRound | None = None
 
-    def coordinate(self, profiles: Mapping[DeviceId, Profile]) -> tuple[Plan, tuple[Refusal, ...]]:
+    def coordinate(
+        self, profiles: Mapping[DeviceId, Profile]
+    ) -> tuple[Plan, tuple[Rejection, ...]]:
         """Plans for the devices whose profiles are sound (steps 1, 2); an earlier plan is changed as little as can be.
 
         Devices that are not among the profiles have left: nothing of them counts any more.
@@ -102,12 +111,19 @@ class Server:
         for device, profile in profiles.items():
             try:
                 self._profiles[device] = screen_profile(profile, self.regions)
-            except RefusedError as error:
-                refusals.append(Refusal(device, error.reason, error.detail))
-        founded = {device: self._claims.founded(device, profile) for device, profile in sorted(self._profiles.items())}
+            except RejectedError as error:
+                refusals.append(Rejection(device, error.reason, error.detail))
+        founded = {
+            device: self._claims.founded(device, profile)
+            for device, profile in sorted(self._profiles.items())
+        }
         before = np.array([self._rates.get(device, np.nan) for device in founded])
-        fleet, rates, cut = credible(Fleet.of(founded), before, self.limits.growth)
-        plan = self.coordinator.plan(fleet) if self.plan is None else self.coordinator.replan(self.plan, fleet)
+        fleet, rates, cut = credible(FleetProfiles.of(founded), before, self.limits.growth)
+        plan = (
+            self.coordinator.plan(fleet)
+            if self.plan is None
+            else self.coordinator.replan(self.plan, fleet)
+        )
         self._follow(plan, dict(zip(founded, rates.tolist(), strict=True)))
         return plan, (*refusals, *cut)
 
@@ -144,12 +160,12 @@ class Server:
             assignment=None if self.plan is None else self.plan.assignment(device),
         )
 
-    def receive(self, device: DeviceId, report: Report) -> Refusal | None:
+    def receive(self, device: DeviceId, report: Report) -> Rejection | None:
         """Takes a report into the open round, once per device; says why if it does not count."""
         opened = self._opened()
         try:
             self._screen(opened, device, report)
-        except RefusedError as error:
+        except RejectedError as error:
             return opened.refuse(device, error.reason, error.detail)
         return None
 
@@ -162,10 +178,16 @@ class Server:
         merged, outvoted = self._usual.tame(self.model, reports) if robust else (reports, [])
         for device, report in reports.items():
             if report.local_gradient is not None and merged[device].local_gradient is None:
-                self.estimator.forget(device)  # what it told before counts no longer than its word does
+                self.estimator.forget(
+                    device
+                )  # what it told before counts no longer than its word does
         self._usual.learn_lengths(lengths)
         self.model = self.aggregation.aggregate(self.model, list(merged.values()))
-        late = {d: r for d, r in opened.late.items() if d not in reports or reports[d].local_gradient is None}
+        late = {
+            d: r
+            for d, r in opened.late.items()
+            if d not in reports or reports[d].local_gradient is None
+        }
         self.estimator.update(self._estimates({**merged, **late}))
         self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
         self._check_claims(opened, reports)
@@ -174,10 +196,18 @@ class Server:
         empty = tuple(d for d, r in reports.items() if r.weight == 0)
         missing = tuple(d for d in opened.participants if d not in reports)
         return RoundSummary(
-            opened.round, opened.participants, accepted, empty, missing, tuple(opened.refusals), tuple(outvoted)
+            opened.round,
+            opened.participants,
+            accepted,
+            empty,
+            missing,
+            tuple(opened.refusals),
+            tuple(outvoted),
         )
 
-    def close_sum(self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None) -> RoundSummary:
+    def close_sum(
+        self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None
+    ) -> RoundSummary:
         """Closes a round of which only sums over the devices `counted` are known (Eqs. 2 and 8, step 8).
 
         Who had nothing to train on cannot be told; all that would refuse a single report was checked on the devices.
@@ -187,10 +217,18 @@ class Server:
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
         screen_sum(total.updates, total.weight, direction, self.limits)
         if total.weight > 0:
-            length, longest = float(np.linalg.norm(total.updates)) / total.weight, _SUM_RATIO * self._usual.length()
-            self._usual.learn_lengths([length])  # of refused ones, too: what is usual follows slowly
+            length, longest = (
+                float(np.linalg.norm(total.updates)) / total.weight,
+                _SUM_RATIO * self._usual.length(),
+            )
+            self._usual.learn_lengths(
+                [length]
+            )  # of refused ones, too: what is usual follows slowly
             if length > longest:
-                raise RefusedError("large-update", f"the mean update is {length:g} long; {longest:.3g} would be usual")
+                raise RejectedError(
+                    "large-update",
+                    f"the mean update is {length:g} long; {longest:.3g} would be usual",
+                )
         self.model = self.aggregation.apply(self.model, total)
         if direction is not None:
             self.estimator.given = direction
@@ -198,7 +236,9 @@ class Server:
         self._accepted.update(dict.fromkeys(devices, opened.round))
         self._open, self.round = None, opened.round + 1
         missing = tuple(device for device in opened.participants if device not in devices)
-        return RoundSummary(opened.round, opened.participants, devices, (), missing, tuple(opened.refusals))
+        return RoundSummary(
+            opened.round, opened.participants, devices, (), missing, tuple(opened.refusals)
+        )
 
     def longest_summand(self) -> float:
         """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
@@ -233,30 +273,46 @@ class Server:
     def snapshot(self) -> State:
         """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
         state = snapshot_parts(self._parts())
-        state |= {"model": self.model, "round": np.array(self.round), "rates.known": np.array(self._rates_known)}
-        for name, table in (("rates", self._rates), ("accepted", self._accepted), ("norms", self._gradient_norms)):
+        state |= {
+            "model": self.model,
+            "round": np.array(self.round),
+            "rates.known": np.array(self._rates_known),
+        }
+        for name, table in (
+            ("rates", self._rates),
+            ("accepted", self._accepted),
+            ("norms", self._gradient_norms),
+        ):
             state |= put_table(name, table)
-        return state if self.plan is None else state | put_under("plan", self.plan.snapshot())
+        return state if self.plan is None else state | add_prefix("plan", self.plan.snapshot())
 
     def restore(self, state: State) -> None:
         """Becomes the server that `snapshot` described."""
-        plan = take_under("plan", state)
+        plan = strip_prefix("plan", state)
         rates, known = take_table("rates", state), bool(state["rates.known"])
         self._follow(Plan.from_snapshot(plan) if plan else None, rates, known=known)
         restore_parts(self._parts(), state)
-        self.model, self.round, self._open = np.array(state["model"], dtype=np.float32), int(state["round"]), None
+        self.model, self.round, self._open = (
+            np.array(state["model"], dtype=np.float32),
+            int(state["round"]),
+            None,
+        )
         self._gradient_norms = take_table("norms", state)
-        self._accepted = {device: int(round_) for device, round_ in take_table("accepted", state).items()}
+        self._accepted = {
+            device: int(round_) for device, round_ in take_table("accepted", state).items()
+        }
 
-    def _follow(self, plan: Plan | None, rates: dict[DeviceId, float], *, known: bool = True) -> None:
+    def _follow(
+        self, plan: Plan | None, rates: dict[DeviceId, float], *, known: bool = True
+    ) -> None:
         for device in set(self._rates) - set(rates):
             self.forget(device)
         self.plan, self._rates, self._rates_known = plan, rates, known
         above = np.array([rate for rate in rates.values() if rate > 0])
-        self._usual_rate = heaviest_of(above) if len(above) else np.inf
+        self._usual_rate = weight_cap(above) if len(above) else np.inf
         self._usual.replan()
 
-    def _parts(self) -> dict[str, Kept]:
+    def _parts(self) -> dict[str, Stateful]:
         return {"estimator": self.estimator, "claims": self._claims, "usual": self._usual}
 
     def _opened(self) -> _OpenRound:
@@ -267,22 +323,43 @@ class Server:
     def _screen(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
         """Puts a sound report into the round; the estimator of a late one may still count, its model never does."""
         if device in opened.reports:
-            raise RefusedError("duplicate", f"device {device} has reported in round {opened.round} already")
-        if report.round > opened.round or (report.round == opened.round and device not in opened.participants):
-            raise RefusedError("not-asked", f"device {device} was not asked to take part in round {report.round}")
+            raise RejectedError(
+                "duplicate", f"device {device} has reported in round {opened.round} already"
+            )
+        if report.round > opened.round or (
+            report.round == opened.round and device not in opened.participants
+        ):
+            raise RejectedError(
+                "not-asked", f"device {device} was not asked to take part in round {report.round}"
+            )
         if self.plan is not None and device not in self._rates:
-            raise RefusedError("left", f"device {device} is no longer part of the fleet")
+            raise RejectedError("left", f"device {device} is no longer part of the fleet")
         if report.round < opened.round:
-            known = opened.late[device].round if device in opened.late else self._accepted.get(device, -1)
-            news = report.local_gradient is not None and known < report.round >= opened.round - self.staleness
+            known = (
+                opened.late[device].round
+                if device in opened.late
+                else self._accepted.get(device, -1)
+            )
+            news = (
+                report.local_gradient is not None
+                and known < report.round >= opened.round - self.staleness
+            )
             # A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
             if news and self.aggregation.name != "robust":
-                opened.late[device] = screen_report(report, report.model, self.gradient_size, 0.0, self.limits)
-            raise RefusedError("late", f"round {report.round} is closed; round {opened.round} is open")
+                opened.late[device] = screen_report(
+                    report, report.model, self.gradient_size, 0.0, self.limits
+                )
+            raise RejectedError(
+                "late", f"round {report.round} is closed; round {opened.round} is open"
+            )
         heaviest = self.heaviest(device)
-        opened.reports[device] = screen_report(report, self.model, self.gradient_size, heaviest, self.limits)
+        opened.reports[device] = screen_report(
+            report, self.model, self.gradient_size, heaviest, self.limits
+        )
         if report.weight > heaviest:
-            opened.refuse(device, "weight-cut", f"a weight of {report.weight:g} counts as {heaviest:g}")
+            opened.refuse(
+                device, "weight-cut", f"a weight of {report.weight:g} counts as {heaviest:g}"
+            )
 
     def _screen_lengths(self, opened: _OpenRound) -> list[float]:
         """Shortens updates beyond what the fleet has shown to be usual; refuses those that cannot be honest.
@@ -290,19 +367,29 @@ class Server:
         Gives the lengths of all, for the next rounds to learn from.
         """
         model = self.model.astype(np.float64)
-        moves = {d: float(np.linalg.norm(r.model - model)) for d, r in sorted(opened.reports.items()) if r.weight > 0}
+        moves = {
+            d: float(np.linalg.norm(r.model - model))
+            for d, r in sorted(opened.reports.items())
+            if r.weight > 0
+        }
         lengths = list(moves.values())
         longest = self._usual.longest(lengths, self.limits.update_ratio)
         for device, length in moves.items():
             if length > _FAR * longest:
                 del opened.reports[device]
-                detail = f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
+                detail = (
+                    f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
+                )
                 opened.refuse(device, "large-update", detail)
             elif length > longest:
                 report = opened.reports[device]
                 shorter = (model + (report.model - model) * (longest / length)).astype(np.float32)
                 opened.reports[device] = replace(report, model=shorter)
-                opened.refuse(device, "update-cut", f"the model moved by {length:g}, which counts as {longest:.3g}")
+                opened.refuse(
+                    device,
+                    "update-cut",
+                    f"the model moved by {length:g}, which counts as {longest:.3g}",
+                )
         return lengths
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
@@ -323,10 +410,12 @@ class Server:
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
         """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
         robust = self.aggregation.name == "robust"
-        told = {d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None}
+        told = {
+            d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None
+        }
         norms = self._gradient_norms
         norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
-        usual = float(np.median(list(norms.values()))) if len(norms) >= FEW else np.inf
+        usual = float(np.median(list(norms.values()))) if len(norms) >= MIN_OBSERVATIONS else np.inf
         longest = (_ROBUST_RATIO if robust else _GRADIENT_RATIO) * usual
         heaviest = self._usual_rate if robust else np.inf
         found = {}

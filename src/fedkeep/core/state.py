@@ -4,35 +4,39 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedkeep.core.ports import Kept
+from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import State
 
 
-def put_under(name: str, state: State) -> State:
+def add_prefix(name: str, state: State) -> State:
     """The state with every name under `name`.
 
-    >>> put_under("meter", {"counts": np.zeros(2)})
+    >>> add_prefix("meter", {"counts": np.zeros(2)})
     {'meter.counts': array([0., 0.])}
     """
     return {f"{name}.{key}": array for key, array in state.items()}
 
 
-def take_under(name: str, state: State) -> State:
+def strip_prefix(name: str, state: State) -> State:
     """What stands under `name`, by the names it had before; nothing if there is nothing.
 
-    >>> take_under("meter", {"meter.counts": np.zeros(2), "round": np.array(7)})
+    >>> strip_prefix("meter", {"meter.counts": np.zeros(2), "round": np.array(7)})
     {'counts': array([0., 0.])}
     """
     start = f"{name}."
     return {key.removeprefix(start): array for key, array in state.items() if key.startswith(start)}
 
 
-def snapshot_parts(parts: Mapping[str, Kept]) -> State:
+def snapshot_parts(parts: Mapping[str, Stateful]) -> State:
     """The snapshots of all parts, each under its name."""
-    return {key: array for name, part in parts.items() for key, array in put_under(name, part.snapshot()).items()}
+    return {
+        key: array
+        for name, part in parts.items()
+        for key, array in add_prefix(name, part.snapshot()).items()
+    }
 
 
-def restore_parts(parts: Mapping[str, Kept], state: State) -> None:
+def restore_parts(parts: Mapping[str, Stateful], state: State) -> None:
     """Gives every part what stands under its name.
 
     >>> from fedkeep.core.velocity import VelocityMeter
@@ -43,12 +47,16 @@ def restore_parts(parts: Mapping[str, Kept], state: State) -> None:
     [1.0, 2.0]
     """
     for name, part in parts.items():
-        part.restore(take_under(name, state))
+        part.restore(strip_prefix(name, state))
 
 
 def put_numbered(states: Mapping[int, State]) -> State:
     """The states of numbered things side by side, each name behind its number and a slash."""
-    return {f"{number}/{name}": array for number, state in states.items() for name, array in state.items()}
+    return {
+        f"{number}/{name}": array
+        for number, state in states.items()
+        for name, array in state.items()
+    }
 
 
 def take_numbered(state: State) -> dict[int, State]:
@@ -72,10 +80,15 @@ def put_table(name: str, table: Mapping[int, float]) -> State:
     {'rates.devices': array([3, 7]), 'rates.values': array([2. , 0.5])}
     """
     devices = sorted(table)
-    columns = {"devices": np.array(devices, dtype=np.int64), "values": np.array([table[d] for d in devices], float)}
-    return put_under(name, columns)
+    columns = {
+        "devices": np.array(devices, dtype=np.int64),
+        "values": np.array([table[d] for d in devices], float),
+    }
+    return add_prefix(name, columns)
 
 
 def take_table(name: str, state: State) -> dict[int, float]:
     """What `put_table` wrote under that name."""
-    return dict(zip(state[f"{name}.devices"].tolist(), state[f"{name}.values"].tolist(), strict=True))
+    return dict(
+        zip(state[f"{name}.devices"].tolist(), state[f"{name}.values"].tolist(), strict=True)
+    )

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.bounds import within
-from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.bounds import check_range
+from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
 
 _GIVES_WAY, _RANKED = 0, 1
@@ -32,7 +32,7 @@ class AfterUse:
     discount: int = 1
 
     def __post_init__(self) -> None:
-        within(self, "discount", least=0)
+        check_range(self, "discount", least=0)
 
     def tier(self, uses: int) -> int:
         return _GIVES_WAY if self.name == "renew" and uses > 0 else _RANKED
@@ -41,7 +41,9 @@ class AfterUse:
 class _Entry:
     __slots__ = ("arrival", "id", "key", "region", "score", "uses", "x", "y")
 
-    def __init__(self, id_: int, x: AnyArray, y: int, region: int, score: float, arrival: int) -> None:
+    def __init__(
+        self, id_: int, x: AnyArray, y: int, region: int, score: float, arrival: int
+    ) -> None:
         self.id, self.x, self.y, self.region = id_, x, y, region
         self.score, self.arrival, self.uses = score, arrival, 0
         self.key: _Key = (_RANKED, score, arrival)
@@ -57,7 +59,7 @@ class MemoryStore:
     >>> store = MemoryStore(np.array([1, 1]), bends=True)
     >>> def come(number, region, score):
     ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
-    ...     return Fate(store.offer(batch, batch.y, np.array([score]), batch.ids).fates[0]).name
+    ...     return OfferResult(store.offer(batch, batch.y, np.array([score]), batch.ids).fates[0]).name
     >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
     ['KEPT', 'KEPT', 'REFUSED']
     >>> come(4, 1, 0.1)  # and takes it back
@@ -66,7 +68,9 @@ class MemoryStore:
     [1, 4]
     """
 
-    def __init__(self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, bends: bool = False) -> None:
+    def __init__(
+        self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, bends: bool = False
+    ) -> None:
         self.after_use, self.bends, self.regions = after_use, bends, len(quotas)
         self._quotas: list[int] = quotas.tolist()
         self._entries: dict[int, _Entry] = {}
@@ -96,10 +100,16 @@ class MemoryStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         n = len(batch)
-        outcome = Outcome(np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores)
-        ways: dict[int, tuple[_Key, _Entry | None]] = {}  # how to get in, by region, until something changes
+        outcome = Outcome(
+            np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores
+        )
+        ways: dict[
+            int, tuple[_Key, _Entry | None]
+        ] = {}  # how to get in, by region, until something changes
         columns = (batch.ids, regions, scores, arrivals)
-        for i, (id_, region, score, arrival) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        for i, (id_, region, score, arrival) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        ):
             if region not in ways:
                 ways[region] = self._way_in(region)
             to_beat, leaving = ways[region]
@@ -110,13 +120,15 @@ class MemoryStore:
                 continue
             ways.clear()
             if entry is None:
-                outcome.fates[i] = Fate.KEPT if leaving is None else Fate.REPLACED
+                outcome.fates[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
                 if leaving is not None:
                     outcome.floors[i] = leaving.key[1]
                     outcome.displaced[i] = self._drop(leaving)
-                self._insert(_Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival))
+                self._insert(
+                    _Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival)
+                )
             elif sound:
-                outcome.fates[i] = Fate.REFRESHED
+                outcome.fates[i] = OfferResult.REFRESHED
                 outcome.floors[i] = entry.key[1]
                 entry.score, entry.arrival = score, arrival
                 self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
@@ -131,7 +143,11 @@ class MemoryStore:
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
             batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
-            self._samples = (batch, _ints([e.region for e in entries]), _ints([e.arrival for e in entries]))
+            self._samples = (
+                batch,
+                _ints([e.region for e in entries]),
+                _ints([e.arrival for e in entries]),
+            )
         batch, regions, arrivals = self._samples
         scores = np.array([e.score for e in entries], dtype=np.float64)
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
@@ -211,7 +227,9 @@ class MemoryStore:
         level = [region for region, rank in enumerate(ranks) if rank == highest]
         if len(level) == 1:
             return level[0]
-        return min(level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf))
+        return min(
+            level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf)
+        )
 
     def _by_arrival(self) -> list[_Entry]:
         return sorted(self._entries.values(), key=attrgetter("arrival"))
@@ -223,7 +241,9 @@ class MemoryStore:
         discount = self.after_use.discount if self.after_use.name == "discount" else 0
         for place, entry in enumerate(ranked):
             lowered = place - discount * entry.uses
-            effective = scores[lowered] if lowered >= 0 else -np.inf  # which ranks below every newcomer
+            effective = (
+                scores[lowered] if lowered >= 0 else -np.inf
+            )  # which ranks below every newcomer
             entry.key = (self.after_use.tier(entry.uses), effective, entry.arrival)
         ranked.sort(key=attrgetter("key"))
 

@@ -1,7 +1,7 @@
 """What is usual in the fleet, learnt from reports that counted: lengths, weights, and the way the model goes.
 
 Medians and upper quartiles are what liars cannot move as long as they are few. All of it is the server's durable
-state. It begins empty: until `FEW` lengths are known, a round is judged by `Limits.update_norm` alone.
+state. It begins empty: until `MIN_OBSERVATIONS` lengths are known, a round is judged by `Limits.update_norm` alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.screening import three_spreads_above
+from fedkeep.core.screening import mad_upper_bound
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray, Report, State, Vector
 
-FEW = 5
+MIN_OBSERVATIONS = 5
 """Fewer values than these say nothing of what is usual."""
 _RECENT = 50
 """How many values tell what is usual: those of the present round, and of earlier ones as far as they are fewer."""
@@ -23,11 +23,11 @@ _AGREEMENT_DECAY = 0.8
 _SLACK, _FAR = 2.5, 3.5
 """Spreads below the fleet's median agreement at which an update is turned, and at which it does not count."""
 _LEAST_SPREAD = 0.05
-_KNOWN = 1 - _AGREEMENT_DECAY**FEW
+_KNOWN = 1 - _AGREEMENT_DECAY**MIN_OBSERVATIONS
 """The weight of evidence after which a device is known."""
 
 
-class Usual:
+class UpdateStatistics:
     """Recent lengths and weights of updates, where the model is heading, and how far each device agrees with it."""
 
     def __init__(self) -> None:
@@ -48,15 +48,17 @@ class Usual:
     def length(self, lengths: Sequence[float] = ()) -> float:
         """The usual length, of the round's own and recent ones; unbounded at the start."""
         known = _with_recent(self._lengths, lengths)
-        return float(np.median(known)) if len(known) >= FEW else np.inf
+        return float(np.median(known)) if len(known) >= MIN_OBSERVATIONS else np.inf
 
     def learn_lengths(self, lengths: Sequence[float]) -> None:
         """Takes in the lengths of a round's updates, of refused ones too: where the world changes, all get longer."""
         self._lengths = _with_recent(self._lengths, lengths)[-_RECENT:]
-        if len(self._lengths) >= FEW:
+        if len(self._lengths) >= MIN_OBSERVATIONS:
             self._peak = max(_PEAK_DECAY * self._peak, self.length())
 
-    def tame(self, model: Vector, reports: Mapping[DeviceId, Report]) -> tuple[dict[DeviceId, Report], list[DeviceId]]:
+    def tame(
+        self, model: Vector, reports: Mapping[DeviceId, Report]
+    ) -> tuple[dict[DeviceId, Report], list[DeviceId]]:
         """The reports as a robust mean takes them, and whose updates do not count at all.
 
         Each update is cut to the usual length, and its weight to what is usual. An update of a device that keeps
@@ -77,7 +79,7 @@ class Usual:
         said = [r.weight for r in counted.values()]
         known = _with_recent(self._weights, said)
         self._weights = known[-_RECENT:]
-        weights = np.minimum(said, heaviest_of(np.array(known)))
+        weights = np.minimum(said, weight_cap(np.array(known)))
         against, dropped = self._turn(devices, updates)
         unfounded |= {d for i, d in enumerate(devices) if against[i] or dropped[i]}
         if dropped.all():
@@ -86,12 +88,20 @@ class Usual:
         weights *= self._standing(devices)
         lost = float(weights @ np.linalg.norm(updates, axis=1))
         scale = float(weights @ np.minimum(lengths, 2 * usual)) / lost if lost > 0 else 1.0
-        if weights.any():  # 0 where only devices took part that go against all others: they say nothing of the way
+        if (
+            weights.any()
+        ):  # 0 where only devices took part that go against all others: they say nothing of the way
             step = scale * (weights @ updates) / weights.sum()
             old = self._heading
-            self._heading = step if old is None else _HEADING_DECAY * old + (1 - _HEADING_DECAY) * step
+            self._heading = (
+                step if old is None else _HEADING_DECAY * old + (1 - _HEADING_DECAY) * step
+            )
         tamed = {
-            d: replace(counted[d], model=(model + scale * updates[i]).astype(np.float32), weight=float(weights[i]))
+            d: replace(
+                counted[d],
+                model=(model + scale * updates[i]).astype(np.float32),
+                weight=float(weights[i]),
+            )
             for i, d in enumerate(devices)
         }
         tamed |= {d: replace(tamed[d], local_gradient=None) for d in unfounded}
@@ -112,7 +122,9 @@ class Usual:
             "peak": np.array(self._peak),
             "heading": np.empty(0) if self._heading is None else self._heading,
             "devices": np.array(devices, dtype=np.int64),
-            "agreement": np.array([self._seen[d] for d in devices], dtype=np.float64).reshape(-1, 2),
+            "agreement": np.array([self._seen[d] for d in devices], dtype=np.float64).reshape(
+                -1, 2
+            ),
         }
 
     def restore(self, state: State) -> None:
@@ -136,15 +148,22 @@ class Usual:
             for device, cosine in zip(devices, cosines.tolist(), strict=True):
                 total, mass = self._seen.get(device, (0.0, 0.0))
                 fresh = 1 - _AGREEMENT_DECAY
-                seen[device] = (_AGREEMENT_DECAY * total + fresh * cosine, _AGREEMENT_DECAY * mass + fresh)
+                seen[device] = (
+                    _AGREEMENT_DECAY * total + fresh * cosine,
+                    _AGREEMENT_DECAY * mass + fresh,
+                )
             agreed = {d: total / mass for d, (total, mass) in seen.items()}
             means = np.array([agreed[d] for d in devices])
-            trusted = means >= min(_far_below(agreed.values(), _SLACK), 0.0)  # nobody at odds with nothing is turned
+            trusted = means >= min(
+                _far_below(agreed.values(), _SLACK), 0.0
+            )  # nobody at odds with nothing is turned
             if trusted.all():
                 break  # a second look would see the same
         self._seen = seen
         against = ~trusted & (cosines < 0)
-        updates[against] -= (updates[against] * headings[against]).sum(axis=1, keepdims=True) * headings[against]
+        updates[against] -= (updates[against] * headings[against]).sum(
+            axis=1, keepdims=True
+        ) * headings[against]
         return against, means < min(_far_below(agreed.values(), _FAR), -0.1)
 
     def _headings(self, updates: FloatArray, trusted: BoolArray) -> FloatArray:
@@ -167,21 +186,21 @@ class Usual:
         known = np.median([mass for _, mass in self._seen.values()]) >= _KNOWN
         counts = np.array([min(1.0, self._seen[d][1] / _KNOWN) if known else 1.0 for d in devices])
         agreed = {d: total / mass for d, (total, mass) in self._seen.items()}
-        least = _far_below(agreed.values(), _SLACK) if len(agreed) >= FEW else 0.0
+        least = _far_below(agreed.values(), _SLACK) if len(agreed) >= MIN_OBSERVATIONS else 0.0
         if least > 0:
             counts *= np.clip([agreed[d] / least for d in devices], 0.0, 1.0) ** 2
         return counts
 
 
-def heaviest_of(weights: FloatArray) -> float:
+def weight_cap(weights: FloatArray) -> float:
     """The most that a weight counts for: the upper quartile, or three spreads above the median if that is more.
 
-    >>> heaviest_of(np.array([1.0, 1.0, 1.0, 1.0, 1e9]))
+    >>> weight_cap(np.array([1.0, 1.0, 1.0, 1.0, 1e9]))
     1.0
-    >>> round(heaviest_of(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
+    >>> round(weight_cap(np.array([1.0, 2.0, 4.0, 8.0, 16.0])), 1)
     87.3
     """
-    return max(float(np.quantile(weights, 0.75)), three_spreads_above(weights))
+    return max(float(np.quantile(weights, 0.75)), mad_upper_bound(weights))
 
 
 def _with_recent(earlier: list[float], now: Sequence[float]) -> list[float]:

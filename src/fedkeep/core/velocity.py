@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.types import FloatArray, IntArray, State
 
 
@@ -21,10 +21,12 @@ class VelocityMeter:
     [0.75, 0.25]
     """
 
-    def __init__(self, regions: int, length: float = 100.0, buckets: int = 100, least: float | None = None) -> None:
+    def __init__(
+        self, regions: int, length: float = 100.0, buckets: int = 100, least: float | None = None
+    ) -> None:
         self.length, self.buckets, self.least = length, buckets, least
-        within(self, "length", "least", above=0)
-        within(self, "buckets", least=1)
+        check_range(self, "length", "least", above=0)
+        check_range(self, "buckets", least=1)
         self._width = length / buckets
         self._counts = np.zeros((buckets, regions))
         self._first = self._latest = -1
@@ -43,7 +45,9 @@ class VelocityMeter:
         found, starts = np.unique(ascending, return_index=True)
         for bucket, members in zip(found.tolist(), np.split(regions, starts[1:]), strict=True):
             self._advance(bucket)
-            self._counts[bucket % self.buckets] += np.bincount(members, minlength=self._counts.shape[1])
+            self._counts[bucket % self.buckets] += np.bincount(
+                members, minlength=self._counts.shape[1]
+            )
 
     def advance(self, time: float) -> None:
         """Lets time pass without arrivals, so that rates fall."""
@@ -73,7 +77,9 @@ class VelocityMeter:
 
     def restore(self, state: State) -> None:
         if state["counts"].shape != self._counts.shape:
-            raise ValueError(f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}")
+            raise ValueError(
+                f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}"
+            )
         self._counts = state["counts"].astype(np.float64)
         self._first, self._latest = (int(bucket) for bucket in state["span"])
         self._since, self._now = state.get("times", state["span"] * self._width).tolist()

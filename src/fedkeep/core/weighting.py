@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.types import Assignment, FloatArray, IntArray
 
 
@@ -38,7 +38,7 @@ class Weighting:
     """0: gamma of Eq. 11 alone, as in the paper; 1: every device and label by its own share of the stream."""
 
     def __post_init__(self) -> None:
-        within(self, "client_label", least=0, most=1)
+        check_range(self, "client_label", least=0, most=1)
 
     def weigh(self, regions: IntArray, assignment: Assignment, velocity: FloatArray) -> FloatArray:
         """The weights of stored samples that lie in `regions`, (n,), on a device that sees `velocity`.

@@ -7,25 +7,25 @@
 True
 """
 
-from fedkeep.core.names import Registry
+from fedkeep.core.registry import Registry
 from fedkeep.data.cache import Progress
+from fedkeep.data.custom import AudioMnist, Custom, UjiIndoor, Westermo
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, Task
 from fedkeep.data.har import Har
-from fedkeep.data.own import AudioMnist, Own, UjiIndoor, Westermo
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
 from fedkeep.data.streams import Stream, StreamOptions
-from fedkeep.data.synthetic import Embedded, Synthetic
+from fedkeep.data.synthetic import Demo, Synthetic
 from fedkeep.data.traffic import Traffic
 
 TASKS: Registry[type[Task]] = Registry(
     "task",
     {
         "audio-mnist": AudioMnist,
-        "embedded": Embedded,
+        "embedded": Demo,
         "fashion-mnist": FashionMnist,
         "har": Har,
-        "own": Own,
+        "own": Custom,
         "synthetic": Synthetic,
         "traffic": Traffic,
         "uji-indoor": UjiIndoor,

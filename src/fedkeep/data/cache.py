@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
-from fedkeep.files import alone_in, put_in_place, sync, writing
+from fedkeep.files import alone_in, atomic_write, put_in_place, sync
 
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes that are there, and the bytes expected (None: unknown)."""
@@ -61,7 +61,12 @@ def user_cache() -> Path:
 
 def find(file: RemoteFile) -> Path | None:
     """Where the file is on this machine, unchecked."""
-    found = (path for at in places() for path in (at / file.dataset / file.name, at / file.name) if path.is_file())
+    found = (
+        path
+        for at in places()
+        for path in (at / file.dataset / file.name, at / file.name)
+        if path.is_file()
+    )
     return next(found, None)
 
 
@@ -90,7 +95,9 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
                 sync(part)
                 put_in_place(part, target)
     except OSError as error:
-        raise DataError(f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder") from None
+        raise DataError(
+            f"cannot write {part}: {error}; set FEDKEEP_DATA or XDG_CACHE_HOME to another folder"
+        ) from None
     return target
 
 
@@ -100,7 +107,9 @@ def check(path: Path, file: RemoteFile) -> None:
     try:
         if file.of == "zipped CSV files":
             with zipfile.ZipFile(path) as archive:
-                found = sorted((PurePosixPath(member).name, member) for member in archive.namelist())
+                found = sorted(
+                    (PurePosixPath(member).name, member) for member in archive.namelist()
+                )
                 for name, member in found:
                     if name.endswith(".csv"):
                         summed.update(name.encode() + archive.read(member))
@@ -108,7 +117,9 @@ def check(path: Path, file: RemoteFile) -> None:
             with gzip.open(path) if file.of == "gzip content" else path.open("rb") as content:
                 summed = hashlib.file_digest(content, file.algorithm)
     except (gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it, and it will be fetched anew") from None
+        raise DataError(
+            f"{path} is damaged ({error}); remove it, and it will be fetched anew"
+        ) from None
     if summed.hexdigest() != file.checksum:
         raise DataError(
             f"{path} is not the file it should be: {file.algorithm} of the {file.of} is {summed.hexdigest()}, "
@@ -126,9 +137,16 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
             if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # all of it was there
                 return None
             raise DataError(f"cannot download {url}: {error.code} {error.reason}") from None
-        except (http.client.HTTPException, urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        except (
+            http.client.HTTPException,
+            urllib.error.URLError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
             problem = str(error)
-    raise DataError(f"cannot download {url}: {problem}; what came is kept, try again to go on from there")
+    raise DataError(
+        f"cannot download {url}: {problem}; what came is kept, try again to go on from there"
+    )
 
 
 def _fetch_rest(url: str, part: Path, progress: Progress | None) -> None:
@@ -173,6 +191,6 @@ def remembered(name: str, make: Callable[[], State]) -> State:
             return dict(kept)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         made = make()
-    with suppress(OSError), alone_in(path.parent), writing(path) as file:
+    with suppress(OSError), alone_in(path.parent), atomic_write(path) as file:
         np.savez(file, **made)  # type: ignore[arg-type]
     return made

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.holdings import apportion
+from fedkeep.core.planning.assignment import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx
@@ -18,7 +18,14 @@ LABELS = (
 )  # fmt: skip
 _ADDRESS = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 FILES = {
-    name: RemoteFile("fashion-mnist", f"{file}-ubyte.gz", f"{_ADDRESS}{file}-ubyte.gz", md5, "md5", "gzip content")
+    name: RemoteFile(
+        "fashion-mnist",
+        f"{file}-ubyte.gz",
+        f"{_ADDRESS}{file}-ubyte.gz",
+        md5,
+        "md5",
+        "gzip content",
+    )
     for name, file, md5 in (
         ("train-images", "train-images-idx3", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
         ("train-labels", "train-labels-idx1", "9018921c3c673c538a1fc5bad174d6f9"),
@@ -32,12 +39,16 @@ FILES = {
 class FashionMnist:
     """60,000 + 10,000 grey images of 28x28 in ten labels; fifty devices with five labels each by default."""
 
-    partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5})
+    partition: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5}
+    )
     """How the pictures are divided among devices."""
 
     def __post_init__(self) -> None:
         if isinstance(partition_from(self.partition), Natural):
-            raise ValueError("partition.name must not be 'natural': Fashion-MNIST has no devices of its own")
+            raise ValueError(
+                "partition.name must not be 'natural': Fashion-MNIST has no devices of its own"
+            )
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         arrays = {name: read_idx(obtain(file, progress)) for name, file in FILES.items()}
@@ -51,7 +62,9 @@ class FashionMnist:
         return Federation("fashion-mnist", x, y, train, shifted, LABELS, ModelSpec("lenet"))
 
 
-def follow_labels(train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int) -> Ownership:
+def follow_labels(
+    train: Ownership, y_train: IntArray, y_test: IntArray, labels: int, seed: int
+) -> Ownership:
     """Test samples shared out so that a device is tested on its own labels, as often as it trains on them."""
     counts, rng = train.counts(y_train, labels), generator(seed, "test-split")
     assignment = np.full(len(y_test), -1, dtype=np.int64)

@@ -46,12 +46,20 @@ class Ownership:
 
     def where(self, kept: AnyArray) -> Self:
         """The same devices with only those entries of `indices` where `kept`."""
-        return replace(self, indices=self.indices[kept], sizes=np.bincount(self.owners[kept], minlength=len(self)))
+        return replace(
+            self,
+            indices=self.indices[kept],
+            sizes=np.bincount(self.owners[kept], minlength=len(self)),
+        )
 
     def counts(self, y: IntArray, labels: int) -> IntArray:
         """How many samples of each label every device has, (C, labels)."""
         cells = self.owners * labels + y[self.indices]
-        return np.bincount(cells, minlength=len(self) * labels).reshape(len(self), labels).astype(np.int64)
+        return (
+            np.bincount(cells, minlength=len(self) * labels)
+            .reshape(len(self), labels)
+            .astype(np.int64)
+        )
 
     @cached_property
     def offsets(self) -> IntArray:
@@ -93,10 +101,14 @@ class Federation:
 
     def __post_init__(self) -> None:
         if len(self.train) != len(self.test):
-            raise DataError(f"{len(self.train)} devices have training data but {len(self.test)} test data")
+            raise DataError(
+                f"{len(self.train)} devices have training data but {len(self.test)} test data"
+            )
         empty = np.flatnonzero(self.train.sizes == 0)
         if len(empty):
-            raise DataError(f"device {self.device_name(int(empty[0]))} has no training sample; leave it out")
+            raise DataError(
+                f"device {self.device_name(int(empty[0]))} has no training sample; leave it out"
+            )
 
     @property
     def devices(self) -> int:
@@ -143,7 +155,11 @@ def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership,
     (array([3, 1]), array([1, 0]))
     """
     sizes = members.sizes
-    tests = np.clip(np.round(fraction * sizes).astype(np.int64), np.minimum(1, sizes - 1), np.maximum(sizes - 1, 0))
+    tests = np.clip(
+        np.round(fraction * sizes).astype(np.int64),
+        np.minimum(1, sizes - 1),
+        np.maximum(sizes - 1, 0),
+    )
     keys = uniform_keys(child_seed(seed, "hold-out"), members.indices)
     order = np.lexsort((keys, members.owners))
     rank = np.empty_like(order)

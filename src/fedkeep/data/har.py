@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray, FloatArray, State
 from fedkeep.data.cache import Progress, RemoteFile, find, obtain, remembered
+from fedkeep.data.custom import standardised
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
-from fedkeep.data.own import standardised
 
 _MODEL = ModelSpec("mlp", {"hidden": [100]})
 _ROUNDS_PER_PASS = 10
@@ -65,12 +65,14 @@ class Har:
     """HARBOX only; GeoTec is split by recording, because its windows overlap."""
 
     def __post_init__(self) -> None:
-        within(self, "test_fraction", above=0, below=1)
+        check_range(self, "test_fraction", above=0, below=1)
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         if self.dataset == "harbox":
             path = obtain(HARBOX)
-            return harbox_federation(remembered("harbox-1", lambda: read_harbox(path)), self.test_fraction, seed)
+            return harbox_federation(
+                remembered("harbox-1", lambda: read_harbox(path)), self.test_fraction, seed
+            )
         archive = obtain(GEOTEC_PACKED if find(GEOTEC_PACKED) else GEOTEC, progress)
         return geotec_federation(remembered("geotec-har-1", lambda: read_geotec(archive)))
 
@@ -90,16 +92,22 @@ def geotec_federation(rows: State) -> Federation:
     known = rows["labels"][inside]
     y = np.argmax([(known == label).sum(axis=1) for label in range(len(GEOTEC_LABELS))], axis=0)
     train, test = (
-        Ownership.from_assignment(np.repeat(np.where(own, device, -1), list(map(len, starts))), len(names))
+        Ownership.from_assignment(
+            np.repeat(np.where(own, device, -1), list(map(len, starts))), len(names)
+        )
         for own in (later == device, later != device)
     )
-    return Federation("har", x, y, train, test, GEOTEC_LABELS, _MODEL, tuple(names.tolist()), _ROUNDS_PER_PASS)
+    return Federation(
+        "har", x, y, train, test, GEOTEC_LABELS, _MODEL, tuple(names.tolist()), _ROUNDS_PER_PASS
+    )
 
 
 def read_geotec(archive: Path) -> State:
     """All recordings end to end, in the order of device and execution."""
     found = ((_RECORDING.search(name), content) for name, content in _members(archive))
-    recordings = dict(sorted((f"{at[1]}_{at[3]}/{at[2]}", content.decode()) for at, content in found if at))
+    recordings = dict(
+        sorted((f"{at[1]}_{at[3]}/{at[2]}", content.decode()) for at, content in found if at)
+    )
     tables = [_recording(name, text) for name, text in recordings.items()]
     signals = np.concatenate([cells[:, :_AXES] for cells in tables]).astype(np.float32)
     signals[:, :3] /= _GRAVITY
@@ -117,7 +125,9 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
             yield from ((name, zipped.read(name)) for name in zipped.namelist())
         return
     with tarfile.open(archive) as tar:
-        yield from ((member.name, content.read()) for member in tar if (content := tar.extractfile(member)))
+        yield from (
+            (member.name, content.read()) for member in tar if (content := tar.extractfile(member))
+        )
 
 
 def _recording(name: str, text: str) -> FloatArray:
@@ -132,28 +142,42 @@ def _recording(name: str, text: str) -> FloatArray:
 def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federation:
     """HARBOX, each axis in standard deviations of the training windows: their units differ."""
     x, names = windows["x"], tuple(windows["names"].tolist())
-    train, test = hold_out(Ownership.from_assignment(windows["device"], len(names)), test_fraction, seed)
+    train, test = hold_out(
+        Ownership.from_assignment(windows["device"], len(names)), test_fraction, seed
+    )
     scaled = standardised(x.reshape(len(x), ROWS, -1), train.indices, axes=(0, 1)).reshape(x.shape)
-    return Federation("har", scaled, windows["y"], train, test, HARBOX_LABELS, _MODEL, names, _ROUNDS_PER_PASS)
+    return Federation(
+        "har", scaled, windows["y"], train, test, HARBOX_LABELS, _MODEL, names, _ROUNDS_PER_PASS
+    )
 
 
 def read_harbox(path: Path) -> State:
     """The windows in a zip of HARBOX's form: 100 rows of nine axes, time-major, in the axes' own units."""
     with zipfile.ZipFile(path) as archive:
-        found = [at for name in archive.namelist() if (at := _ACTIVITY.search(name)) and int(at[1]) <= LAST_USER]
+        found = [
+            at
+            for name in archive.namelist()
+            if (at := _ACTIVITY.search(name)) and int(at[1]) <= LAST_USER
+        ]
         members = sorted((int(at[1]), HARBOX_LABELS.index(at[2]), at.string) for at in found)
         windows = [_cut(archive.read(name).decode(), name) for _, _, name in members]
     if not members:
-        raise DataError(f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: it is not HARBOX")
+        raise DataError(
+            f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: it is not HARBOX"
+        )
     counts = [len(own) for own in windows]
-    users, device = np.unique(np.repeat([user for user, _, _ in members], counts), return_inverse=True)
+    users, device = np.unique(
+        np.repeat([user for user, _, _ in members], counts), return_inverse=True
+    )
     labels = np.repeat([label for _, label, _ in members], counts)
     return {"x": np.concatenate(windows), "y": labels, "device": device, "names": users.astype(str)}
 
 
 def _cut(text: str, member: str) -> AnyArray:
     try:
-        rows = np.array([line.split() for line in text.splitlines() if line.strip()], dtype=np.float64)
+        rows = np.array(
+            [line.split() for line in text.splitlines() if line.strip()], dtype=np.float64
+        )
     except ValueError:
         raise DataError(f"{member} of HARBOX is not a table of numbers") from None
     if not len(rows):

@@ -10,15 +10,15 @@ from typing import Any, TypeVar, dataclass_transform
 
 import numpy as np
 
-from fedkeep.config import build
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import DataError
-from fedkeep.core.holdings import apportion
-from fedkeep.core.names import Registry
+from fedkeep.core.planning.assignment import apportion
+from fedkeep.core.registry import Registry
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data.federation import Ownership
 from fedkeep.loading import find_component
+from fedkeep.tables import build
 
 
 class Partition(ABC):
@@ -68,7 +68,7 @@ class _MadeUp(Partition):
     """How many devices to make."""
 
     def __post_init__(self) -> None:
-        within(self, "devices", least=1)
+        check_range(self, "devices", least=1)
 
 
 def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
@@ -88,8 +88,8 @@ class LabelsPerDevice(_MadeUp):
     """Samples that a device has of each of its labels at least."""
 
     def __post_init__(self) -> None:
-        within(self, "devices", "labels", "minimum", least=1)
-        within(self, "tail", least=0)
+        check_range(self, "devices", "labels", "minimum", least=1)
+        check_range(self, "tail", least=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         rng = generator(seed, "partition")
@@ -106,7 +106,9 @@ class LabelsPerDevice(_MadeUp):
                     "lower partition.minimum or partition.devices"
                 )
             if len(holders):
-                assignment[group] = np.repeat(holders, apportion(len(group), weights[holders], self.minimum))
+                assignment[group] = np.repeat(
+                    holders, apportion(len(group), weights[holders], self.minimum)
+                )
         return Ownership.from_assignment(assignment, self.devices)
 
 
@@ -117,7 +119,7 @@ class Shards(_MadeUp):
     shards: int = 2
 
     def __post_init__(self) -> None:
-        within(self, "devices", "shards", least=1)
+        check_range(self, "devices", "shards", least=1)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         pieces = self.devices * self.shards
@@ -143,12 +145,14 @@ class Dirichlet(_MadeUp):
     """Samples that a device has at least; a device short of them takes some from the largest."""
 
     def __post_init__(self) -> None:
-        within(self, "devices", "minimum", least=1)
-        within(self, "alpha", above=0)
+        check_range(self, "devices", "minimum", least=1)
+        check_range(self, "alpha", above=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
-            raise DataError(f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices")
+            raise DataError(
+                f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices"
+            )
         rng = generator(seed, "partition")
         assignment = np.full(len(y), -1, dtype=np.int64)
         for group in _by_label(y, rng):
@@ -170,9 +174,13 @@ class Iid(_MadeUp):
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices:
-            raise DataError(f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices")
+            raise DataError(
+                f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices"
+            )
         owners = np.arange(len(y), dtype=np.int64) % self.devices
-        return Ownership.from_assignment(generator(seed, "partition").permutation(owners), self.devices)
+        return Ownership.from_assignment(
+            generator(seed, "partition").permutation(owners), self.devices
+        )
 
 
 @partition("natural")
@@ -181,5 +189,7 @@ class Natural(Partition):
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if natural is None:
-            raise DataError("this data does not say which device a sample came from; choose another partition")
+            raise DataError(
+                "this data does not say which device a sample came from; choose another partition"
+            )
         return Ownership.from_assignment(natural, int(natural.max()) + 1)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.bounds import within
-from fedkeep.core.encoding import EncodingName, SampleCodec
+from fedkeep.core.bounds import check_range
 from fedkeep.core.seeds import child_seed, generator, uniform_keys
 from fedkeep.core.types import Batch, FloatArray, IntArray
 from fedkeep.data.federation import Federation
+from fedkeep.encoding import EncodingName, SampleCodec
 
 _ORDERS_KEPT = 1000
 """Devices whose latest order of samples is kept in memory."""
@@ -46,9 +46,9 @@ class StreamOptions:
     """So do those that such a store rounds until they deflate into that many bytes; None: it does not deflate."""
 
     def __post_init__(self) -> None:
-        within(self, "drift", "label_noise", "outliers", least=0, most=1)
-        within(self, "rounds_per_pass", "drift_passes", least=1)
-        within(self, "burst", "outlier_scale", least=0)
+        check_range(self, "drift", "label_noise", "outliers", least=0, most=1)
+        check_range(self, "rounds_per_pass", "drift_passes", least=1)
+        check_range(self, "burst", "outlier_scale", least=0)
         if self.burst and not self.shuffle:
             raise ValueError("burst makes an order of its own: leave out shuffle = false")
 
@@ -56,8 +56,8 @@ class StreamOptions:
 class Stream:
     """What arrives at each device of a federation, and when.
 
-    >>> from fedkeep.data.synthetic import Embedded
-    >>> data = Embedded(devices=4, smallest=100, largest=100).load(seed=0)
+    >>> from fedkeep.data.synthetic import Demo
+    >>> data = Demo(devices=4, smallest=100, largest=100).load(seed=0)
     >>> stream = Stream(data, StreamOptions(rounds_per_pass=20), seed=0)
     >>> float(stream.rates[0])  # of its 100 samples 80 are for training
     4.0
@@ -91,7 +91,9 @@ class Stream:
 
     def arrivals(self, device: int, first_round: int, last_round: int) -> Batch:
         """Everything that arrives from `first_round` up to, not including, `last_round`, in order."""
-        return self.between(device, self.position(device, first_round), self.position(device, last_round))
+        return self.between(
+            device, self.position(device, first_round), self.position(device, last_round)
+        )
 
     def between(self, device: int, start: int, stop: int) -> Batch:
         """Arrivals number `start` up to, not including, `stop` of the device's stream."""
@@ -106,9 +108,13 @@ class Stream:
         encoding, deflate_to = self._options.encoding, self._options.deflate_to
         if encoding == "float32" and deflate_to is None:
             return batch
-        if device not in self._codecs:  # takes its bounds from the first samples, wherever a run begins
+        if (
+            device not in self._codecs
+        ):  # takes its bounds from the first samples, wherever a run begins
             first = owned[self._order(device, owned, 0)[:_FITTED]]
-            self._codecs[device] = SampleCodec(self._data.sample_shape, encoding=encoding, deflate_to=deflate_to)
+            self._codecs[device] = SampleCodec(
+                self._data.sample_shape, encoding=encoding, deflate_to=deflate_to
+            )
             self._codecs[device].fit(self._disturbed(first).x)
         return Batch(self._codecs[device].settled(batch.x), batch.y, batch.ids)
 
@@ -118,7 +124,9 @@ class Stream:
 
     def seen_before(self, device: int, round_: int) -> Batch:
         """What has arrived before this round begins, each sample once."""
-        return self.between(device, 0, min(self.position(device, round_), len(self._data.train.of(device))))
+        return self.between(
+            device, 0, min(self.position(device, round_), len(self._data.train.of(device)))
+        )
 
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
         """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
@@ -145,7 +153,9 @@ class Stream:
                 rng = generator(self._seed, "burst", device, number)
                 labels = self._data.y[owned[order]]
                 grouped = np.argsort(labels, kind="stable")
-                begins = rng.random(len(labels)) < 1 / max(1.0, self._options.burst * self.rates[device])
+                begins = rng.random(len(labels)) < 1 / max(
+                    1.0, self._options.burst * self.rates[device]
+                )
                 begins |= np.diff(labels[grouped], prepend=-1) != 0
                 stretch = np.cumsum(begins) - 1
                 order = order[grouped[np.argsort(rng.random(len(labels))[stretch], kind="stable")]]
@@ -161,6 +171,8 @@ class Stream:
         if self._options.outliers:
             struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
             for row in np.flatnonzero(struck):
-                noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(x.shape[1:], dtype=np.float32)
+                noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(
+                    x.shape[1:], dtype=np.float32
+                )
                 x[row] += np.float32(self._options.outlier_scale * self._deviation) * noise
         return Batch(x, y, ids)

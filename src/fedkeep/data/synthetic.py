@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
@@ -44,11 +44,13 @@ class Synthetic:
     usual_rounds_per_pass: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        within(self, "devices", "labels", "features", "smallest", "clusters", least=1)
-        within(self, "spread", above=0)
-        within(self, "test_fraction", above=0, below=1)
+        check_range(self, "devices", "labels", "features", "smallest", "clusters", least=1)
+        check_range(self, "spread", above=0)
+        check_range(self, "test_fraction", above=0, below=1)
         if self.largest < self.smallest:
-            raise ValueError(f"largest must not be below smallest ({self.smallest}), got {self.largest}")
+            raise ValueError(
+                f"largest must not be below smallest ({self.smallest}), got {self.largest}"
+            )
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
         sizes = self.sizes()
@@ -57,7 +59,9 @@ class Synthetic:
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass
-        return Federation(self.task_name, x, y, train, test, names, ModelSpec("softmax"), rounds_per_pass=pace)
+        return Federation(
+            self.task_name, x, y, train, test, names, ModelSpec("softmax"), rounds_per_pass=pace
+        )
 
     def sizes(self) -> IntArray:
         """The number of samples of each device."""
@@ -84,10 +88,10 @@ class Synthetic:
 
 
 @dataclass(frozen=True)
-class Embedded(Synthetic):
+class Demo(Synthetic):
     """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters.
 
-    >>> fleet = Embedded(devices=8).load(seed=0)
+    >>> fleet = Demo(devices=8).load(seed=0)
     >>> fleet.devices, fleet.labels, fleet.sample_shape
     (8, 10, (30,))
     """

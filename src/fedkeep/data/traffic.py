@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.bounds import within
-from fedkeep.core.holdings import apportion
+from fedkeep.core.bounds import check_range
+from fedkeep.core.planning.assignment import apportion
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain, read_idx
@@ -38,7 +38,9 @@ _DIRECTIONS = np.array([1.0, -1.0, 1.0, -1.0])
 _SIZES = np.array([420.0, 1180.0, 70.0, 180.0])
 _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 """Decimal logarithm of the milliseconds before a packet."""
-_TENDENCIES = np.array([[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]])
+_TENDENCIES = np.array(
+    [[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]]
+)
 """How much more or less often each category sends each kind: video and downloads are mostly data."""
 _CHAIN_VARIATION, _SIZE_VARIATION, _GAP_VARIATION, _SHARED_TRAFFIC = 1.2, 0.8, 0.8, 0.09
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
@@ -53,7 +55,14 @@ _ADDRESS = (
     "3.PreprocessedResults/10class/Benign/SessionAllLayers/"
 )
 IMAGES, LABEL_FILE = (
-    RemoteFile("ustc-tfc2016", f"benign-SessionAllLayers-{name}", _ADDRESS + name, md5, "md5", "gzip content")
+    RemoteFile(
+        "ustc-tfc2016",
+        f"benign-SessionAllLayers-{name}",
+        _ADDRESS + name,
+        md5,
+        "md5",
+        "gzip content",
+    )
     for name, md5 in (
         ("t10k-images-idx3-ubyte.gz", "c765b56e034bf79c9fee65bb22c1bf86"),
         ("t10k-labels-idx1-ubyte.gz", "f9d7477577ce121ef4ea123390a54243"),
@@ -88,12 +97,14 @@ class Traffic:
     """USTC only: it does not say who used the applications."""
 
     def __post_init__(self) -> None:
-        within(self, "applications_per_device", least=1, most=self.applications)
-        within(self, "devices", least=1)
-        within(self, "samples", least=2 * self.devices * self.applications_per_device)
-        within(self, "test_fraction", above=0, below=1)
+        check_range(self, "applications_per_device", least=1, most=self.applications)
+        check_range(self, "devices", least=1)
+        check_range(self, "samples", least=2 * self.devices * self.applications_per_device)
+        check_range(self, "test_fraction", above=0, below=1)
         if isinstance(partition_from(self.partition), Natural):
-            raise ValueError("partition.name must not be 'natural': USTC-TFC2016 has no devices of its own")
+            raise ValueError(
+                "partition.name must not be 'natural': USTC-TFC2016 has no devices of its own"
+            )
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         names: tuple[str, ...] = USTC_LABELS
@@ -116,7 +127,9 @@ class Traffic:
             x = draw_flows(self.applications, y, terminals, self.generator_seed)
             members, model = Ownership.from_assignment(terminals, self.devices), "traffic-cnn"
             kinds = len(CATEGORIES)  # names like "video-1", the most used applications first
-            names = tuple(f"{CATEGORIES[n % kinds]}-{n // kinds + 1}" for n in range(self.applications))
+            names = tuple(
+                f"{CATEGORIES[n % kinds]}-{n // kinds + 1}" for n in range(self.applications)
+            )
         train, test = hold_out(members, self.test_fraction, seed)
         return Federation("traffic", x, y, train, test, names, ModelSpec(model))
 
@@ -148,7 +161,9 @@ def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: i
     """
     chains, sizes, gaps = draw_applications(applications, seed)
     rng, n = generator(seed, "flows"), len(labels)
-    process = np.where(rng.random(n) < _SHARED_TRAFFIC, applications + labels % len(CATEGORIES), labels)
+    process = np.where(
+        rng.random(n) < _SHARED_TRAFFIC, applications + labels % len(CATEGORIES), labels
+    )
     activity = rng.choice(_ACTIVITIES, size=n, p=_ACTIVITY_SHARES)
     padding = np.exp(0.08 * rng.normal(size=n))
     line = generator(seed, "lines").normal(0.0, 0.15, int(terminals.max()) + 1)

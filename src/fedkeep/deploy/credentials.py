@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, needing
-from fedkeep.files import writing
+from fedkeep.core.errors import ConfigError, optional_import
+from fedkeep.files import atomic_write
 from fedkeep.keyholder.service import KEYHOLDER, PLANNER
 
-with needing("fedkeep.flower", "flower"):
+with optional_import("fedkeep.flower", "flower"):
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,7 +30,11 @@ class Credentials:
 
 
 def provision(
-    root: Path, hosts: Iterable[str], nodes: Iterable[str], days: int = 825, keyholder_hosts: Iterable[str] = ()
+    root: Path,
+    hosts: Iterable[str],
+    nodes: Iterable[str],
+    days: int = 825,
+    keyholder_hosts: Iterable[str] = (),
 ) -> Credentials:
     """Makes whatever is missing of a fleet's credentials under `root`, and renews the server's certificate.
 
@@ -59,13 +63,22 @@ def provision(
         if not credentials.node_key(node).exists():
             key, form = ec.generate_private_key(ec.SECP384R1()), serialization.PublicFormat.OpenSSH
             public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, form)
-            _write(credentials.node_key(node), _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+            _write(
+                credentials.node_key(node),
+                _private(key, serialization.PrivateFormat.OpenSSH),
+                0o600,
+            )
             _write(credentials.node_key(f"{node}.pub"), public + b"\n", 0o644)
     return credentials
 
 
 def _issue(
-    root: Path, to: str, name: str, hosts: Sequence[str], usage: x509.ObjectIdentifier | None, days: int
+    root: Path,
+    to: str,
+    name: str,
+    hosts: Sequence[str],
+    usage: x509.ObjectIdentifier | None,
+    days: int,
 ) -> None:
     """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts.
 
@@ -79,8 +92,13 @@ def _issue(
     else:
         loaded = serialization.load_pem_private_key((root / "ca.key").read_bytes(), password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{root}/ca.key is not an elliptic-curve key: provision into an empty directory")
-        ca_key, issuer = loaded, x509.load_pem_x509_certificate((root / "ca.crt").read_bytes()).subject
+            raise ConfigError(
+                f"{root}/ca.key is not an elliptic-curve key: provision into an empty directory"
+            )
+        ca_key, issuer = (
+            loaded,
+            x509.load_pem_x509_certificate((root / "ca.crt").read_bytes()).subject,
+        )
         known = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
         said += [x509.ExtendedKeyUsage([usage]), known]
     if hosts:
@@ -92,7 +110,9 @@ def _issue(
         x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # a device with a slow clock still trusts it
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
+        )
         .add_extension(signs, critical=True)
     )
     for extension in said:
@@ -115,5 +135,5 @@ def _alternative(host: str) -> x509.GeneralName:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Writes a file that never exists with wider rights or half its content."""
-    with writing(path, mode) as file:
+    with atomic_write(path, mode) as file:
         file.write(content)

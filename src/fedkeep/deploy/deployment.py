@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.credentials import Credentials
-from fedkeep.link.addresses import Address, is_loopback
+from fedkeep.protocol.addresses import Address, is_loopback
 
 CONNECTION = "fedkeep"
 """The name of the SuperLink in Flower's own config.toml."""
@@ -35,7 +35,9 @@ class Deployment:
     def __post_init__(self) -> None:
         listens_on = self.bind or self.host
         if self.insecure and not (is_loopback(self.host) and is_loopback(listens_on)):
-            raise ConfigError(f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`")
+            raise ConfigError(
+                f"--insecure is for loopback only, and {listens_on} is not: run `fedkeep provision`"
+            )
 
     @property
     def credentials(self) -> Credentials:
@@ -60,7 +62,9 @@ class Deployment:
         file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
         if not self.insecure:
-            trust = f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
+            trust = (
+                f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
+            )
         file.write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
@@ -69,10 +73,19 @@ class Deployment:
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""
         command = ["flower-superlink", "--host", self.bind or self.host, "--port", str(self.port)]
-        command += ["--database", str(self.root / "superlink.db"), "--disable-runtime-dependency-installation"]
+        command += [
+            "--database",
+            str(self.root / "superlink.db"),
+            "--disable-runtime-dependency-installation",
+        ]
         if self.insecure:
             return [*command, "--insecure"]
-        command += ["--ssl-ca-certfile", str(self.root / "ca.crt"), "--ssl-certfile", str(self.root / "server.crt")]
+        command += [
+            "--ssl-ca-certfile",
+            str(self.root / "ca.crt"),
+            "--ssl-certfile",
+            str(self.root / "server.crt"),
+        ]
         return [*command, "--ssl-keyfile", str(self.root / "server.key"), "--enable-supernode-auth"]
 
     def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
@@ -90,7 +103,13 @@ class Deployment:
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
-        return ["flwr", "run", str(app), CONNECTION, *(["--run-config", _settings(config)] if config else [])]
+        return [
+            "flwr",
+            "run",
+            str(app),
+            CONNECTION,
+            *(["--run-config", _settings(config)] if config else []),
+        ]
 
     def instructions(self, nodes: list[str]) -> str:
         """The lines an operator types, in order."""
@@ -100,17 +119,27 @@ class Deployment:
         if not self.insecure:
             lines += ["", "# once, on the server, while the SuperLink runs"]
             lines += [shlex.join(self.register(node)) for node in nodes]
-        lines += ["", "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;"]
+        lines += [
+            "",
+            "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;",
+        ]
         lines += ["# without agent-socket the device is simulated", _exports(there)]
         for number, node in enumerate(nodes):
             command = self.supernode(
                 node, 9094 + number, {"device": number, "agent-socket": f"/run/fedkeep/{node}.sock"}
             )
             if not is_loopback(self.host):  # a device has the files where they were copied to
-                copied = {str(self.credentials.ca_certificate): "ca.crt", str(self.credentials.node_key(node)): node}
+                copied = {
+                    str(self.credentials.ca_certificate): "ca.crt",
+                    str(self.credentials.node_key(node)): node,
+                }
                 command = [copied.get(word, word) for word in command]
             lines.append(shlex.join(command))
-        lines += ["", "# then, on the server, in the app's folder", shlex.join(self.run(Path(), state))]
+        lines += [
+            "",
+            "# then, on the server, in the app's folder",
+            shlex.join(self.run(Path(), state)),
+        ]
         return "\n".join(lines)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment, soon
-from fedkeep.files import writing
+from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment, wait_until
+from fedkeep.files import atomic_write
 
 _RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
 _SAMPLES = """\
@@ -55,7 +55,7 @@ budget = 250000
 
 [[source]]
 kind = "iterator"
-function = "fedkeep.data.trickle:arrivals"
+function = "fedkeep.data.demo_stream:arrivals"
 """
 
 
@@ -75,8 +75,12 @@ class FirstFleet:
     def create(self, devices: int) -> None:
         """Writes specification, keys and the devices' configurations; what exists is left as it is."""
         if len(str(self.home(devices) / "agent.sock")) > 100:  # Linux takes no more
-            raise ConfigError(f"{self.root} is too long a path for an agent's socket: choose a shorter one")
-        provision(self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)])
+            raise ConfigError(
+                f"{self.root} is too long a path for an agent's socket: choose a shorter one"
+            )
+        provision(
+            self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)]
+        )
         files = {self.root / "fleet.toml": _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}
         for home in map(self.home, range(devices)):
             files[home / "agent.toml"] = _AGENT.format(samples=_SAMPLES, home=home)
@@ -91,19 +95,32 @@ class FirstFleet:
     def devices(self) -> list[int]:
         found = sorted(int(path.parent.name) for path in self.root.glob("devices/*/agent.toml"))
         if not found:
-            raise ConfigError(f"there is no fleet in {self.root}: run `fedkeep fleet init {self.root}` first")
+            raise ConfigError(
+                f"there is no fleet in {self.root}: run `fedkeep fleet init {self.root}` first"
+            )
         return found
 
     def start(self, port: int, page: int) -> int:
         """Starts the process that looks after the fleet, which outlives this one; returns its number."""
         self.devices()
         if "fleet" in self.running():
-            raise FedkeepError(f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`")
-        command = [sys.executable, "-m", "fedkeep.deploy.first_fleet", str(self.root), str(port), str(page)]
+            raise FedkeepError(
+                f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`"
+            )
+        command = [
+            sys.executable,
+            "-m",
+            "fedkeep.deploy.first_fleet",
+            str(self.root),
+            str(port),
+            str(page),
+        ]
         with (self.root / "fleet.log").open("ab") as log:
             environment = os.environ | program_environment()
-            started = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        if not soon(lambda: "page" in self.running(), _STOP_SECONDS, started):
+            started = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        if not wait_until(lambda: "page" in self.running(), _STOP_SECONDS, started):
             raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
         return started.pid
 
@@ -114,7 +131,7 @@ class FirstFleet:
         if pid is None:
             return False
         os.kill(pid, signal.SIGTERM)
-        if not soon(lambda: "fleet" not in self.running(), _STOP_SECONDS):
+        if not wait_until(lambda: "fleet" not in self.running(), _STOP_SECONDS):
             raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
         return True
 
@@ -130,7 +147,15 @@ class FirstFleet:
         """Keeps the processes of the fleet alive until this one is told to end."""
         devices, python, root = self.devices(), [sys.executable, "-m"], str(self.root)
         (self.root / "records").mkdir(exist_ok=True)
-        server = ["fedkeep", "serve", f"{root}/fleet.toml", "--credentials", root, "--port", str(port)]
+        server = [
+            "fedkeep",
+            "serve",
+            f"{root}/fleet.toml",
+            "--credentials",
+            root,
+            "--port",
+            str(port),
+        ]
         commands = {
             "page": [*python, "fedkeep", "watch", f"{root}/records", "--port", str(page)],
             "server": [*python, *server, "--run", "fleet", "--resume"],
@@ -139,17 +164,29 @@ class FirstFleet:
         with LocalFleet(Deployment(self.root, port=port)) as fleet:
             for number in devices:
                 home, agent, node = self.home(number), f"agent-{number}", f"node-{number}"
-                numbered[agent] = {"FEDKEEP_DEVICE": str(number), "FEDKEEP_DEVICES": str(len(devices))}
-                settings: dict[str, str | int] = {"device": number, "agent-socket": str(home / "agent.sock")}
+                numbered[agent] = {
+                    "FEDKEEP_DEVICE": str(number),
+                    "FEDKEEP_DEVICES": str(len(devices)),
+                }
+                settings: dict[str, str | int] = {
+                    "device": number,
+                    "agent-socket": str(home / "agent.sock"),
+                }
                 commands[agent] = [*python, "fedkeep.agent", str(home / "agent.toml")]
                 commands[node] = fleet.deployment.supernode(node, free_port(), settings)
             while True:
                 for name, command in commands.items():
                     if fleet.is_due(name, _RESTART_SECONDS):
                         fleet.start(name, command, numbered.get(name))
-                alive = {name: process.pid for name, process in fleet.processes.items() if process.poll() is None}
-                noted = {name: [pid, _born(pid)] for name, pid in {"fleet": os.getpid(), **alive}.items()}
-                with writing(self.root / "processes.json") as file:
+                alive = {
+                    name: process.pid
+                    for name, process in fleet.processes.items()
+                    if process.poll() is None
+                }
+                noted = {
+                    name: [pid, _born(pid)] for name, pid in {"fleet": os.getpid(), **alive}.items()
+                }
+                with atomic_write(self.root / "processes.json") as file:
                     file.write(json.dumps(noted).encode())
                 time.sleep(1.0)
 

@@ -61,13 +61,18 @@ class LocalFleet:
         deployment = self.deployment
 
         def answers() -> bool:
-            with suppress(OSError), socket.create_connection((deployment.bind or deployment.host, deployment.port), 1):
+            with (
+                suppress(OSError),
+                socket.create_connection((deployment.bind or deployment.host, deployment.port), 1),
+            ):
                 return True
             return False
 
         if answers():
-            raise FedkeepError(f"{deployment.address} is taken by another program: choose another port")
-        if not soon(answers, _START_SECONDS, self.start("superlink", deployment.superlink())):
+            raise FedkeepError(
+                f"{deployment.address} is taken by another program: choose another port"
+            )
+        if not wait_until(answers, _START_SECONDS, self.start("superlink", deployment.superlink())):
             why = self.log("superlink")[-500:]
             raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
 
@@ -101,27 +106,40 @@ class LocalFleet:
         return str(self._told(["flwr", "list", CONNECTION, "--run-id", run])["runs"][0]["status"])
 
     def _told(self, command: Sequence[str]) -> Any:
-        said = self.call([*command, "--format", "json"])  # which a line about the SuperLink goes before
+        said = self.call(
+            [*command, "--format", "json"]
+        )  # which a line about the SuperLink goes before
         return json.loads(said[said.index("{") : said.rindex("}") + 1])
 
-    def call(self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False) -> str:
+    def call(
+        self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False
+    ) -> str:
         """Runs one of Flower's commands to its end and returns what it printed."""
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=timeout, check=False
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
         printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
             said = f"`{' '.join(command[:3])}` failed: {printed[-800:]}"
             link = self.processes.get("superlink")
             if link is not None and link.poll() is not None:
-                said += f"\nthe SuperLink has ended ({link.returncode}): {self.log('superlink')[-500:]}"
+                said += (
+                    f"\nthe SuperLink has ended ({link.returncode}): {self.log('superlink')[-500:]}"
+                )
             raise FedkeepError(said)
         return printed
 
     def is_due(self, name: str, pause: float) -> bool:
         """Whether a process is to be started: it never was, or it has ended and began that long ago."""
         process = self.processes.get(name)
-        return process is None or (process.poll() is not None and time.monotonic() - self._begun[name] > pause)
+        return process is None or (
+            process.poll() is not None and time.monotonic() - self._begun[name] > pause
+        )
 
     def kill(self, name: str) -> None:
         """kill -9 of a process and all below it; nothing if it is gone already.
@@ -168,13 +186,21 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
             if status == "finished:completed":
                 return
             log.warning("the run ended as %s", status)
-    raise FedkeepError(f"the run ended as {status} {_RESTARTS + 1} times: see {deployment.root}/superlink.log")
+    raise FedkeepError(
+        f"the run ended as {status} {_RESTARTS + 1} times: see {deployment.root}/superlink.log"
+    )
 
 
-def soon(happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None) -> bool:
+def wait_until(
+    happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None
+) -> bool:
     """Waits until something has happened; False if it has not by then, or the process that would do it has ended."""
     end = time.monotonic() + seconds
-    while (alive := process is None or process.poll() is None) and not happened() and time.monotonic() < end:
+    while (
+        (alive := process is None or process.poll() is None)
+        and not happened()
+        and time.monotonic() < end
+    ):
         time.sleep(0.1)
     return alive and happened()
 
@@ -182,7 +208,10 @@ def soon(happened: Callable[[], bool], seconds: float, process: subprocess.Popen
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on, of those that no system hands out by itself while the program is starting."""
     for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe, suppress(OSError):
+        with (
+            socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe,
+            suppress(OSError),
+        ):
             probe.bind((host, port))
             return port
     raise FedkeepError(f"every port of {host} from {_PORTS.start} to {_PORTS.stop - 1} is taken")
@@ -190,6 +219,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def program_environment() -> dict[str, str]:
     """Paths by which Flower's programs, and what they start, come from this interpreter's environment."""
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    programs = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )
     modules = os.pathsep.join(path for path in sys.path if path)
     return {"PATH": programs, "PYTHONPATH": modules}

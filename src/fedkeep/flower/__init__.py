@@ -1,6 +1,6 @@
 """fedkeep as a guest of Flower: the only room that knows `flwr`.
 
-For existing apps: `Keeper` in the ClientApp, `Keeping` around the strategy. For fedkeep's own server and devices:
+For existing apps: `Keeper` in the ClientApp, `KeeperStrategy` around the strategy. For fedkeep's own server and devices:
 `FedkeepStrategy` and `make_client_app`.
 """
 
@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedkeep.flower.client_app import make_client_app
     from fedkeep.flower.keeper import Keeper
-    from fedkeep.flower.keeping import Keeping
+    from fedkeep.flower.keeper_strategy import KeeperStrategy
     from fedkeep.flower.strategy import FedkeepStrategy
 
-__all__ = ["FedkeepStrategy", "Keeper", "Keeping", "make_client_app"]
+__all__ = ["FedkeepStrategy", "Keeper", "KeeperStrategy", "make_client_app"]
 
-_HOMES = {"FedkeepStrategy": "strategy", "Keeper": "keeper", "Keeping": "keeping", "make_client_app": "client_app"}
+_HOMES = {
+    "FedkeepStrategy": "strategy",
+    "Keeper": "keeper",
+    "KeeperStrategy": "keeper_strategy",
+    "make_client_app": "client_app",
+}
 
 
 def __getattr__(name: str) -> Any:

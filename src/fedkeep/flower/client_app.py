@@ -8,11 +8,17 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from msgspec import structs
 
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import codec
-from fedkeep.link.client import AgentClient
-from fedkeep.link.messages import AskProfile, DeviceReply, DeviceRequest, EncryptedProfiled, Profiled
-from fedkeep.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.protocol.client import AgentClient
+from fedkeep.protocol.messages import (
+    AskProfile,
+    DeviceReply,
+    DeviceRequest,
+    EncryptedProfiled,
+    Profiled,
+)
 
 
 class NodeDevice(Protocol):
@@ -33,10 +39,14 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
         reply = device.reply(request)
         if isinstance(reply, Profiled | EncryptedProfiled):
             number = device_number(context)
-            reply = structs.replace(reply, device=number, name=str(context.node_config.get("name", f"device {number}")))
+            reply = structs.replace(
+                reply, device=number, name=str(context.node_config.get("name", f"device {number}"))
+            )
         return Message(codec.encode(reply), reply_to=message)
 
-    later = map(app.train, ("share", "mask", "unmask"))  # of a secure sum, whose order is answered with keys
+    later = map(
+        app.train, ("share", "mask", "unmask")
+    )  # of a secure sum, whose order is answered with keys
     for register in (app.evaluate(), app.query("profile"), app.train(), *later):
         register(answer)
     return app
@@ -66,7 +76,9 @@ class AgentDevice:
     def __init__(self, context: Context) -> None:
         self._path = str(context.node_config.get("agent-socket", ""))
         if not self._path:
-            raise ConfigError("the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'")
+            raise ConfigError(
+                "the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'"
+            )
         run = context.run_config
         self._method = str(run.get("policy.name", DEFAULT_POLICY)), str(run.get("preset", DEFAULT))
 

@@ -8,7 +8,7 @@ from flwr.app import Array, ArrayRecord, Context
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import State
-from fedkeep.files import writing
+from fedkeep.files import atomic_write
 
 _FORM = 1
 """Of a file: to be raised when a device could not go on from what an older one saved."""
@@ -43,9 +43,13 @@ class DeviceMemory:
             with self._where.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 state = {name: file[name] for name in file.files}
         except (BadZipFile, ValueError, OSError) as error:
-            raise DataError(f"the device state {self._where} is damaged: remove it to begin anew") from error
+            raise DataError(
+                f"the device state {self._where} is damaged: remove it to begin anew"
+            ) from error
         if (form := int(state.pop("form", 0))) != _FORM:
-            raise DataError(f"the device state {self._where} has form {form}, not {_FORM}: remove it to begin anew")
+            raise DataError(
+                f"the device state {self._where} has form {form}, not {_FORM}: remove it to begin anew"
+            )
         return state
 
     def save(self, state: State) -> None:
@@ -54,5 +58,5 @@ class DeviceMemory:
             self._where.state["fedkeep.device"] = record
             return
         self._where.parent.mkdir(parents=True, exist_ok=True)
-        with writing(self._where) as file:
+        with atomic_write(self._where) as file:
             np.savez(file, allow_pickle=False, form=_FORM, **state)

@@ -20,7 +20,7 @@ _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     """A message in flight: to which node, in which round, of what kind."""
 
     node: int
@@ -32,8 +32,14 @@ def size_of(message: Message) -> int:
     """The bytes of a message's arrays and of its head; an error has none."""
     if message.has_error():
         return 0
-    arrays = sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
-    values = (value for record in message.content.config_records.values() for value in record.values())
+    arrays = sum(
+        len(array.data)
+        for record in message.content.array_records.values()
+        for array in record.values()
+    )
+    values = (
+        value for record in message.content.config_records.values() for value in record.values()
+    )
     return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
@@ -50,7 +56,7 @@ class Exchange:
     tally: IntArray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
     """Bytes of content sent to devices and received from them."""
     meanwhile: Callable[[], None] = lambda: None
-    asked: dict[str, Asked] = field(default_factory=dict, init=False)
+    asked: dict[str, PendingRequest] = field(default_factory=dict, init=False)
     """What is not answered yet, by the messages' ids."""
     _pulls: dict[Future[list[Message]], Sequence[str]] = field(default_factory=dict, init=False)
     """Those under way, and the messages whose replies they look for."""
@@ -62,9 +68,13 @@ class Exchange:
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 self.tally[0] += size_of(message)
-                self.asked[message_id] = Asked(message.metadata.dst_node_id, round_, message.metadata.message_type)
+                self.asked[message_id] = PendingRequest(
+                    message.metadata.dst_node_id, round_, message.metadata.message_type
+                )
 
-    def collect(self, seconds: float, enough: Callable[[], bool]) -> Iterator[tuple[Asked, Message]]:
+    def collect(
+        self, seconds: float, enough: Callable[[], bool]
+    ) -> Iterator[tuple[PendingRequest, Message]]:
         """Replies as they come, each once, until there are enough of them or the time is over."""
         end = time.monotonic() + seconds
         while not enough():
@@ -74,7 +84,7 @@ class Exchange:
             self.meanwhile()
             time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
-    def arrived(self) -> Iterator[tuple[Asked, Message]]:
+    def arrived(self) -> Iterator[tuple[PendingRequest, Message]]:
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self.asked if message_id not in hanging]
         parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
@@ -103,10 +113,14 @@ class PromptGrid:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         exchange = Exchange(self._grid)
         exchange.send(messages, 0)
-        replies = exchange.collect(math.inf if timeout is None else timeout, lambda: not exchange.asked)
+        replies = exchange.collect(
+            math.inf if timeout is None else timeout, lambda: not exchange.asked
+        )
         return [reply for _, reply in replies]
 
 

@@ -1,6 +1,6 @@
 """The Keeper: what an existing ClientApp needs to train on kept samples instead of all of them.
 
-A Keeper alone keeps the best samples of its own stream. What the strategy's wrapper `Keeping` sends with each
+A Keeper alone keeps the best samples of its own stream. What the strategy's wrapper `KeeperStrategy` sends with each
 model is the direction in which the fleet as a whole would move.
 """
 
@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
-from fedkeep.config import build
+from fedkeep.config.components import find_policy
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.ports import Fate, Learner
+from fedkeep.core.protocols import Learner, OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.screening import screen_order
-from fedkeep.core.state import put_under, take_under
+from fedkeep.core.state import add_prefix, strip_prefix
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.link.wire import from_array, to_array
-from fedkeep.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.registry import find_policy
+from fedkeep.protocol.wire import from_array, to_array
+from fedkeep.tables import build
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
 _STATISTICS = ("running_mean", "running_var")
@@ -69,10 +69,18 @@ class Keeper:
     """
 
     def __init__(
-        self, learner: Learner, memory: DeviceMemory, capacity: int, policy: str, preset: str, seed: int = 0
+        self,
+        learner: Learner,
+        memory: DeviceMemory,
+        capacity: int,
+        policy: str,
+        preset: str,
+        seed: int = 0,
     ) -> None:
         if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-            raise ConfigError(f"capacity must be a whole number of samples, 1 or more, got {capacity!r}")
+            raise ConfigError(
+                f"capacity must be a whole number of samples, 1 or more, got {capacity!r}"
+            )
         self._learner, self._memory = learner, memory
         self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
         self._report: Report | None = None
@@ -83,9 +91,9 @@ class Keeper:
         self._counts = Counter[str]()
         if state := memory.load():
             self._counts.update(from_array(state["counts"], dict[str, int]))
-            self._learn_statistics(take_under("statistics", state))
+            self._learn_statistics(strip_prefix("statistics", state))
             self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
-            self._device.restore(take_under("device", state))
+            self._device.restore(strip_prefix("device", state))
 
     @classmethod
     def open(
@@ -106,11 +114,15 @@ class Keeper:
         evaluation, by the statistics that come with the model.
         """
         if hasattr(module, "state_dict"):
-            raise ConfigError("give the keeper the function that makes the module, not a module: it needs its own")
+            raise ConfigError(
+                "give the keeper the function that makes the module, not a module: it needs its own"
+            )
         from fedkeep.learn.network import with_frozen_norms
         from fedkeep.learn.torch_learner import TorchLearner
 
-        memory = DeviceMemory(Path(directory) / f"keeper-{context.node_id}.npz" if directory else context)
+        memory = DeviceMemory(
+            Path(directory) / f"keeper-{context.node_id}.npz" if directory else context
+        )
         learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
         return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
 
@@ -119,7 +131,9 @@ class Keeper:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self._device is not None:
-            state = put_under("device", self._device.snapshot()) | put_under("statistics", self._statistics)
+            state = add_prefix("device", self._device.snapshot()) | add_prefix(
+                "statistics", self._statistics
+            )
             self._memory.save(state | self._form | {"counts": to_array(dict(self._counts))})
 
     def offer(self, x: Any, y: Any) -> None:
@@ -143,16 +157,27 @@ class Keeper:
             try:
                 scores = self._learner.logits(self._learner.initial(0), samples[:1])
             except (ValueError, IndexError, RuntimeError) as error:
-                raise ConfigError(f"the model takes no samples of shape {samples.shape[1:]}: {error}") from error
+                raise ConfigError(
+                    f"the model takes no samples of shape {samples.shape[1:]}: {error}"
+                ) from error
             if scores.ndim != 2 or scores.shape[1] < 2:
-                raise ConfigError("the model has no two outputs a sample: fedkeep values samples of classifiers only")
+                raise ConfigError(
+                    "the model has no two outputs a sample: fedkeep values samples of classifiers only"
+                )
             self._device = self._make(samples.shape[1:], scores.shape[1])
         pairs = zip(samples, labels.tolist(), strict=True)
-        known_by = [blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest() for x, label in pairs]
-        ids = np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1  # a sample is known by its content
+        known_by = [
+            blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest()
+            for x, label in pairs
+        ]
+        ids = (
+            np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1
+        )  # a sample is known by its content
         outcome, unsound = self._device.observe(Batch(samples, labels, ids), time=0.0)
-        fates = Counter(f"fate.{Fate(fate).name.lower()}" for fate in outcome.fates.tolist())
-        self._counts.update({"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()})
+        fates = Counter(f"fate.{OfferResult(fate).name.lower()}" for fate in outcome.fates.tolist())
+        self._counts.update(
+            {"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()}
+        )
 
     def sync(
         self,
@@ -173,9 +198,13 @@ class Keeper:
             return
         prepared = self._device.prepare(order)
         job, self._correction = prepared.job, prepared.job.correction
-        if self._correction is not None:  # in a user's loop all samples count alike: it mends that difference, too
+        if (
+            self._correction is not None
+        ):  # in a user's loop all samples count alike: it mends that difference, too
             measured = self._learner.probe(order.model).measure(job.batch)
-            self._correction = self._correction + measured.weighted_gradient(job.weights / job.weights.mean() - 1.0)
+            self._correction = self._correction + measured.weighted_gradient(
+                job.weights / job.weights.mean() - 1.0
+            )
         self._report = self._device.complete(prepared, order.model)
 
     def correct(self, model: Any) -> None:
@@ -194,24 +223,41 @@ class Keeper:
             return []
         kept = self._device.store.stored().batch
         pairs = list(zip(kept.x, kept.y.tolist(), strict=True))
-        return pairs if x is None or y is None else [{x: sample, y: label} for sample, label in pairs]
+        return (
+            pairs if x is None or y is None else [{x: sample, y: label} for sample, label in pairs]
+        )
 
     def status(self) -> KeeperStatus:
         """What was offered, what became of it, and what is stored."""
         labels = Counter(label for _, label in self.samples())
         fates, unsound = (
-            {name.removeprefix(kind): count for name, count in self._counts.items() if name.startswith(kind)}
+            {
+                name.removeprefix(kind): count
+                for name, count in self._counts.items()
+                if name.startswith(kind)
+            }
             for kind in ("fate.", "unsound.")
         )
         stored = dict(sorted(labels.items()))
-        return KeeperStatus(self._counts["offered"], labels.total(), self._capacity, fates, unsound, stored)
+        return KeeperStatus(
+            self._counts["offered"], labels.total(), self._capacity, fates, unsound, stored
+        )
 
     def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
-        """What the reply tells `Keeping`: how the keeper is doing, and the mean gradient of what arrived."""
+        """What the reply tells `KeeperStrategy`: how the keeper is doing, and the mean gradient of what arrived."""
         now, count = self.status(), 0 if self._report is None else self._report.gradient_samples
-        told = {"samples": count, "offered": now.offered, "stored": now.stored, "labels": len(now.labels)}
+        told = {
+            "samples": count,
+            "offered": now.offered,
+            "stored": now.stored,
+            "labels": len(now.labels),
+        }
         about = ConfigRecord({**told, "unsound": sum(now.unsound.values())})
-        if self._device is not None and self._device.gist is not None and (did := self._device.gist.figures()):
+        if (
+            self._device is not None
+            and self._device.gist is not None
+            and (did := self._device.gist.figures())
+        ):
             about["gist"] = list(did)
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
@@ -247,15 +293,21 @@ class Keeper:
             if KEEPER in content.config_records:
                 said = content.config_records[KEEPER]
                 round_, accepted = int(str(said["round"])), int(str(said["accepted"]))
-            model = next(record for name, record in content.array_records.items() if name != DIRECTION)
+            model = next(
+                record for name, record in content.array_records.items() if name != DIRECTION
+            )
         if isinstance(model, ArrayRecord):
             named = {name: array.numpy() for name, array in model.items()}
-            self._learn_statistics({n: a for n, a in named.items() if n.rpartition(".")[2] in _STATISTICS})
+            self._learn_statistics(
+                {n: a for n, a in named.items() if n.rpartition(".")[2] in _STATISTICS}
+            )
             known = getattr(getattr(self._learner, "layout", None), "names", None)
             names = known if known is not None and set(known) <= set(named) else list(named)
             model = np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
         if not isinstance(model, np.ndarray):
-            raise ConfigError(f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}")
+            raise ConfigError(
+                f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}"
+            )
         return TrainOrder(round_, model, direction, local, accepted)
 
     def _learn_statistics(self, named: State) -> None:

@@ -13,16 +13,16 @@ import numpy as np
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
 from fedkeep.flower.codec import PROFILE
-from fedkeep.flower.exchange import Asked, Exchange
-from fedkeep.flower.rounds import Refusals, RoundOptions
+from fedkeep.flower.exchange import Exchange, PendingRequest
+from fedkeep.flower.rounds import Rejections, RoundOptions
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.link.messages import AskProfile
-from fedkeep.link.wire import from_array, to_array
+from fedkeep.protocol.messages import AskProfile
+from fedkeep.protocol.wire import from_array, to_array
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -55,7 +55,7 @@ class Membership:
 
     server: Server
     options: RoundOptions
-    refusals: Refusals
+    refusals: Rejections
     planner: RemotePlanner | None = None
     entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
     online: dict[int, DeviceId] = field(default_factory=dict, init=False)
@@ -71,7 +71,9 @@ class Membership:
     def nodes(self) -> dict[DeviceId, int]:
         """The node of every device that is online and planned for: of those that may take part."""
         planned = self._planned()
-        return dict(sorted((device, node) for node, device in self.online.items() if device in planned))
+        return dict(
+            sorted((device, node) for node, device in self.online.items() if device in planned)
+        )
 
     def watch(self, nodes: Iterable[int]) -> None:
         """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
@@ -101,14 +103,18 @@ class Membership:
             if request.nonce != self._nonce:
                 self._nonce, self._asked = request.nonce, {}
             lacking = [node for node in nodes if self.online.get(node) not in self.planner.profiles]
-        asking = [n for n in lacking if n not in self._asked or now - self._asked[n][1] >= _PROFILE_SECONDS]
+        asking = [
+            n
+            for n in lacking
+            if n not in self._asked or now - self._asked[n][1] >= _PROFILE_SECONDS
+        ]
         self._asked |= {node: (nodes[node], now) for node in asking}
         self._awaited.update(asking)
         content = codec.encode(AskProfile(request))
         messages = [Message(content, node, PROFILE, ttl=_PROFILE_SECONDS) for node in asking]
         exchange.send(messages, self.server.round)
 
-    def introduce(self, asked: Asked, reply: Message) -> None:
+    def introduce(self, asked: PendingRequest, reply: Message) -> None:
         """Takes a node's profile, and binds the node to the device it claims to be.
 
         One that cannot be read is refused and asked for again later.
@@ -128,7 +134,9 @@ class Membership:
                 said, device = codec.decode_encrypted_profile(content, self.server.regions)
                 if said.nonce != self._nonce:
                     return  # it answers an earlier request, and was asked for this one as well
-                self._bind(asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name)
+                self._bind(
+                    asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name
+                )
                 self.planner.profiles[device] = said.profile
                 name, words = said.name, "its profile is sealed"
             log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
@@ -146,27 +154,42 @@ class Membership:
         if len(present) < least or present == self._planned():
             return
         if planner is None:
-            plan, refused = self.server.coordinate({device: self.entries[device].profile for device in nodes})
+            plan, refused = self.server.coordinate(
+                {device: self.entries[device].profile for device in nodes}
+            )
             for device in present - set(plan.devices.tolist()):
                 del self.entries[device], self.online[nodes[device]]
                 self._asked.pop(nodes[device], None)
         else:
-            if any(now - self._asked[n][1] < _STRAGGLER_SECONDS for n in self._awaited & self._asked.keys()):
+            if any(
+                now - self._asked[n][1] < _STRAGGLER_SECONDS
+                for n in self._awaited & self._asked.keys()
+            ):
                 return
-            if (planned := planner.plan(now, present, self.server.plan, self.server.regions)) is None:
+            if (
+                planned := planner.plan(now, present, self.server.plan, self.server.regions)
+            ) is None:
                 return
             plan, refused = planned.plan, planned.refused
             for refusal in refused:
                 del planner.profiles[refusal.device]
             self.server.use_plan(plan)
-            for device, slots in zip(plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True):
-                known = self.entries[device]  # its slots stand for its capacity, which the key-holder alone was told
-                self.entries[device] = replace(known, profile=replace(known.profile, capacity=slots))
+            for device, slots in zip(
+                plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True
+            ):
+                known = self.entries[
+                    device
+                ]  # its slots stand for its capacity, which the key-holder alone was told
+                self.entries[device] = replace(
+                    known, profile=replace(known.profile, capacity=slots)
+                )
         self.refusals.add(*refused)
         log.info("planned for %d devices", len(plan.devices))
         for worst in plan.shortfalls[:1]:
             words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
-            log.warning("the plan falls short %d times, first for label %s: %d of %d, since %s", *words)
+            log.warning(
+                "the plan falls short %d times, first for label %s: %d of %d, since %s", *words
+            )
 
     def snapshot(self) -> State:
         known = sorted(self.entries.items())
@@ -179,19 +202,21 @@ class Membership:
         entries = from_array(state["entries"], list[tuple[int, str, str, int]])
         self.entries = {
             device: Entry(identity, Profile(capacity, velocity), name)
-            for (device, identity, name, capacity), velocity in zip(entries, state["velocities"], strict=True)
+            for (device, identity, name, capacity), velocity in zip(
+                entries, state["velocities"], strict=True
+            )
         }
 
     def _bind(self, number: int, device: DeviceId, profile: Profile, name: str) -> None:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
         bound, node = self.online.get(number), self._asked[number][0]
         if bound is not None and bound != device:
-            raise RefusedError("identity-taken", f"device {bound} says that it is device {device}")
+            raise RejectedError("identity-taken", f"device {bound} says that it is device {device}")
         if bound is None and device in self.online.values():
-            raise RefusedError("identity-taken", f"device {device} is online at another node")
+            raise RejectedError("identity-taken", f"device {device} is online at another node")
         known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
         if known.identity != _digest(node) and not self._by_claim(node):
-            raise RefusedError("identity-taken", f"device {device} belongs to another key")
+            raise RejectedError("identity-taken", f"device {device} belongs to another key")
         self.online[number] = device
         self.present.add(device)
         self.last_seen[device] = time.time()

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from fedkeep.core.coordination import LabelLimits
-from fedkeep.core.plan import Plan
+from fedkeep.config.method import FleetSpec
+from fedkeep.core.planning.greedy import LabelLimits
+from fedkeep.core.planning.plan import Plan
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, IntArray
-from fedkeep.fleet.specification import FleetSpec
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.rounds import RoundOutcome
-from fedkeep.link.messages import Evaluated
+from fedkeep.protocol.messages import Evaluated
 from fedkeep.records import Recorder, lines
 from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.runs import begins_with_header, read_run, versions
@@ -78,11 +78,15 @@ class FleetRecorder:
             digest = hashlib.sha256(server.model.tobytes()).hexdigest()
             self._recorder.write(lines.End(round=server.round, digest=digest))
 
-    def note(self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray) -> None:
+    def note(
+        self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray
+    ) -> None:
         """Writes a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
         refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
-        self._refused = {device: reason for device, reason in refused.items() if device not in accepted}
+        self._refused = {
+            device: reason for device, reason in refused.items() if device not in accepted
+        }
         self._took_part |= accepted
         reasons: defaultdict[str, list[int]] = defaultdict(list)
         for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
@@ -95,7 +99,9 @@ class FleetRecorder:
             round=done,
             participants=outcome.summary.participants[:LISTED],
             participations=len(outcome.summary.participants),
-            dropouts=len(set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}),
+            dropouts=len(
+                set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}
+            ),
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
             refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
             staleness=server.estimator.staleness(done),
@@ -115,7 +121,9 @@ class FleetRecorder:
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
             said = self._evaluated.get(device, _NEVER_SEEN)
             vitals, name = said.vitals, entry.name or f"device {device}"
-            stored, labels = (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
+            stored, labels = (
+                (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
+            )
             member = lines.Member(
                 device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
                 stored=stored, labels=labels, accuracy=None if np.isnan(said.accuracy) else said.accuracy,
@@ -124,7 +132,10 @@ class FleetRecorder:
             members.append(member)
         if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
             self._told, self._told_at = members, time.monotonic()
-            seen = tuple(structs.replace(member, seen=fleet.last_seen.get(member.device)) for member in members)
+            seen = tuple(
+                structs.replace(member, seen=fleet.last_seen.get(member.device))
+                for member in members
+            )
             self._recorder.write(lines.Members(round=round_, members=seen))
 
     def _since_told(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
@@ -136,20 +147,32 @@ class FleetRecorder:
                 since[name] += max(0, getattr(said.vitals, name) - getattr(known.vitals, name, 0))
         return since
 
-    def _evaluation(self, done: int, outcome: RoundOutcome, tally: IntArray) -> Iterator[lines.Line]:
+    def _evaluation(
+        self, done: int, outcome: RoundOutcome, tally: IntArray
+    ) -> Iterator[lines.Line]:
         evaluated = dict(sorted(outcome.evaluated.items()))
         vitals = {device: e.vitals for device, e in evaluated.items() if e.vitals is not None}
         labels = len(self._header.labels)
         if vitals:
             rows = {device: (*v.filled, *[0] * labels)[:labels] for device, v in vitals.items()}
             listed = tuple(device for device in rows if device < LISTED)
-            yield lines.HoldingsLine(round=done, devices=listed, filled=tuple(rows[device] for device in listed))
+            yield lines.HoldingsLine(
+                round=done, devices=listed, filled=tuple(rows[device] for device in listed)
+            )
             held = np.array(list(rows.values())).sum(axis=0) > 0
         budgets = ((v.epsilon_spent, v.epsilon_left, v.delta) for v in vitals.values())
-        if spent := [(most, left, delta) for most, left, delta in budgets if most is not None and delta is not None]:
+        if spent := [
+            (most, left, delta)
+            for most, left, delta in budgets
+            if most is not None and delta is not None
+        ]:
             most, left, delta = max(spent, key=itemgetter(0))
             yield lines.PrivacyLine(round=done, epsilon_spent=most, epsilon_left=left, delta=delta)
-        figures = [v.gist for device, v in vitals.items() if v.gist is not None and device in self._took_part]
+        figures = [
+            v.gist
+            for device, v in vitals.items()
+            if v.gist is not None and device in self._took_part
+        ]
         self._took_part = set()
         if figures:
             yield gist_line(done, figures)
@@ -160,7 +183,9 @@ class FleetRecorder:
             accuracy=outcome.evaluation.get("accuracy"),
             loss=outcome.evaluation.get("loss"),
             device_accuracy=tuple(accuracies) if len(accuracies) <= LISTED else (),
-            device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist()) if known else (),
+            device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist())
+            if known
+            else (),
             samples_valued=sum(v.arrivals for v in vitals.values()),
             bytes_up=int(tally[1]),
             bytes_down=int(tally[0]),

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedkeep.core.bounds import within
-from fedkeep.core.errors import ConfigError, RefusedError, needing
-from fedkeep.core.rounds import Refusal, RoundSummary
+from fedkeep.config.options import MetricsOptions
+from fedkeep.core.bounds import check_range
+from fedkeep.core.errors import ConfigError, RejectedError, optional_import
+from fedkeep.core.rounds import Rejection, RoundSummary
 from fedkeep.core.types import DeviceId
-from fedkeep.fleet.options import MetricsOptions
-from fedkeep.link.messages import Evaluated
+from fedkeep.protocol.messages import Evaluated
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -45,11 +45,11 @@ class RoundOptions:
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
 
     def __post_init__(self) -> None:
-        within(self, "participation", above=0, most=1)
-        within(self, "over_selection", "min_devices", least=1)
-        within(self, "deadline", above=0)
-        within(self, "quorum", least=0, most=1)
-        within(self, "evaluate_every", least=0)
+        check_range(self, "participation", above=0, most=1)
+        check_range(self, "over_selection", "min_devices", least=1)
+        check_range(self, "deadline", above=0)
+        check_range(self, "quorum", least=0, most=1)
+        check_range(self, "evaluate_every", least=0)
 
     def wanted(self, devices: int) -> int:
         """How many reports a round waits for."""
@@ -58,7 +58,9 @@ class RoundOptions:
     def asked(self, devices: int) -> int:
         """How many devices a round asks."""
         wanted = self.wanted(devices)
-        return wanted if self.deterministic else min(devices, math.ceil(self.over_selection * wanted))
+        return (
+            wanted if self.deterministic else min(devices, math.ceil(self.over_selection * wanted))
+        )
 
     def least(self, wanted: int) -> int:
         """How many reports a round needs."""
@@ -77,7 +79,7 @@ class RoundOutcome:
     summary: RoundSummary
     quorate: bool
     """Whether enough reports came in for the round to count."""
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Rejection, ...]
     """All that did not count: reports, profiles and messages that could not be read."""
     seconds: float
     evaluated: Mapping[DeviceId, Evaluated]
@@ -97,25 +99,27 @@ class RoundOutcome:
         }
 
 
-class Refusals:
+class Rejections:
     """What did not count since the last round closed; each is logged, and told, once.
 
-    >>> refusals = Refusals()
+    >>> refusals = Rejections()
     >>> with refusals.naming(7):
-    ...     raise RefusedError("replayed", "a report of round 2 to an order of 3")
+    ...     raise RejectedError("replayed", "a report of round 2 to an order of 3")
     >>> refusals.taken()
-    (Refusal(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
+    (Rejection(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
     >>> refusals.taken()
     ()
     """
 
     def __init__(self) -> None:
-        self._listed: list[Refusal] = []
+        self._listed: list[Rejection] = []
 
-    def add(self, *refusals: Refusal) -> None:
+    def add(self, *refusals: Rejection) -> None:
         for refusal in refusals:
             if refusal not in self._listed:
-                log.warning("device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail)
+                log.warning(
+                    "device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail
+                )
                 self._listed.append(refusal)
 
     @contextmanager
@@ -123,10 +127,10 @@ class Refusals:
         """Around what reads a device's words: where they are refused, it is named and the server goes on."""
         try:
             yield
-        except RefusedError as error:
-            self.add(Refusal(device, error.reason, error.detail))
+        except RejectedError as error:
+            self.add(Rejection(device, error.reason, error.detail))
 
-    def taken(self) -> tuple[Refusal, ...]:
+    def taken(self) -> tuple[Rejection, ...]:
         listed, self._listed = tuple(self._listed), []
         return listed
 
@@ -146,13 +150,19 @@ class ServerMetrics:
             "round": ("Rounds done", summary.round + 1),
             "devices_online": ("Devices online", online),
             "accepted": ("Reports accepted in the last round", len(summary.accepted)),
-            "missing": ("Devices asked in the last round that did not report", len(summary.missing)),
+            "missing": (
+                "Devices asked in the last round that did not report",
+                len(summary.missing),
+            ),
             "round_seconds": ("Seconds that the last round took", outcome.seconds),
             "bytes_down": ("Bytes sent to devices", bytes_down),
             "bytes_up": ("Bytes received from devices", bytes_up),
         }
         for name in outcome.evaluation.keys() & {"accuracy", "loss"}:
-            self._gauges[name] = (f"The devices' {name} when last evaluated", outcome.evaluation[name])
+            self._gauges[name] = (
+                f"The devices' {name} when last evaluated",
+                outcome.evaluation[name],
+            )
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -170,11 +180,13 @@ class ServerMetrics:
 
     def serve(self, options: MetricsOptions) -> None:
         """Answers at the port for as long as the process lives."""
-        with needing("the metrics endpoint", "flower"):
+        with optional_import("the metrics endpoint", "flower"):
             from prometheus_client import CollectorRegistry, start_http_server
         registry = CollectorRegistry()
         registry.register(self)
         try:
             start_http_server(options.port, options.host, registry)
         except OSError as error:
-            raise ConfigError(f"cannot serve metrics on {options.host}:{options.port}: {error.strerror}") from error
+            raise ConfigError(
+                f"cannot serve metrics on {options.host}:{options.port}: {error.strerror}"
+            ) from error

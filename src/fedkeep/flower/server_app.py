@@ -16,23 +16,23 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeep.config import Table, build, flat, merged, put, read_toml
+from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
+from fedkeep.config.options import MetricsOptions
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import did_you_mean
+from fedkeep.core.registry import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
-from fedkeep.fleet.options import MetricsOptions
-from fedkeep.fleet.specification import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.keyholder.service import KeyHolderOptions, RemotePlanner
-from fedkeep.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
-from fedkeep.privacy.sum_book import SumBook
+from fedkeep.privacy.secagg.server import SecureAggregationServer
 from fedkeep.records import Header
+from fedkeep.tables import Table, build, flat, merged, put, read_toml
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -53,7 +53,11 @@ clientapp = "fedkeep.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
-_ALWAYS_SAID: Table = {"preset": DEFAULT, "policy": {"name": DEFAULT_POLICY}, "state": {"resume": False}}
+_ALWAYS_SAID: Table = {
+    "preset": DEFAULT,
+    "policy": {"name": DEFAULT_POLICY},
+    "state": {"resume": False},
+}
 """Devices read the first two, and Flower lets a run change only what its app has, such as the third."""
 
 
@@ -93,18 +97,24 @@ def tables_of(run_config: UserConfig) -> Table:
         try:
             put(tables, key.replace("-", "_"), msgspec.json.decode(str(value)) if listed else value)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"'{key}' cannot be {value!r}: a list is written as '[1, 2]'") from error
+            raise ConfigError(
+                f"'{key}' cannot be {value!r}: a list is written as '[1, 2]'"
+            ) from error
     return tables
 
 
 def config_of(tables: Table) -> UserConfig:
     """Tables as Flower's flat run config: what `tables_of` reads."""
-    return {k: msgspec.json.encode(v).decode() if isinstance(v, list) else v for k, v in flat(tables)}
+    return {
+        k: msgspec.json.encode(v).decode() if isinstance(v, list) else v for k, v in flat(tables)
+    }
 
 
 def fleet_of(run_config: UserConfig) -> FleetSpec:
     """The specification in a run config, whose other keys are the app's own."""
-    return parse_fleet({key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS})
+    return parse_fleet(
+        {key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS}
+    )
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
@@ -115,7 +125,9 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     (0, 310, 10)
     """
     spec = fleet_of(run_config)
-    return open_strategy(spec.server(), run_config, header_of(spec), participation=spec.train.participation)
+    return open_strategy(
+        spec.server(), run_config, header_of(spec), participation=spec.train.participation
+    )
 
 
 def show_log() -> None:
@@ -150,12 +162,18 @@ def open_strategy(
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
     store = StateStore(state.url, state.run) if state.url else None
-    sums = SumBook(server, privacy, server.gradient_size) if privacy.secure_sum else None
+    sums = (
+        SecureAggregationServer(server, privacy, server.gradient_size)
+        if privacy.secure_sum
+        else None
+    )
     strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
-        raise ConfigError(f"run '{state.run}' is saved already: set state.resume=true, or another state.run")
+        raise ConfigError(
+            f"run '{state.run}' is saved already: set state.resume=true, or another state.run"
+        )
     if header is not None and (directory := said["records"].directory):
         strategy.recorder = FleetRecorder(Path(directory) / f"{state.run}.jsonl", header)
     if said["metrics"].port:
@@ -168,7 +186,9 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):
-        raise ConfigError("set 'train.participation', not 'rounds.participation': it is part of what a fleet does")
+        raise ConfigError(
+            "set 'train.participation', not 'rounds.participation': it is part of what a fleet does"
+        )
     privacy = said["privacy"]
     refuse_conflicts(privacy, aggregation)
     silent = privacy.when_spent == "absent" or "model" in privacy.protect
@@ -182,7 +202,9 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     return said
 
 
-def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> tuple[Path, UserConfig]:
+def make_app(
+    source: Path, directory: Path, changes: Table, defaults: Table
+) -> tuple[Path, UserConfig]:
     """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
     The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only what the app's
@@ -190,18 +212,27 @@ def make_app(source: Path, directory: Path, changes: Table, defaults: Table) -> 
     """
     if source.is_file():
         config: UserConfig = {}
-        tables = merged(merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes))))
+        tables = merged(
+            merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes)))
+        )
     else:
         said = read_toml(source / "pyproject.toml")
         for key in ("tool", "flwr", "app", "config"):
             said = said.get(key, {})
-        known, config = dict(flat(said)), config_of(merged({k: v for k, v in defaults.items() if k in said}, changes))
+        known, config = (
+            dict(flat(said)),
+            config_of(merged({k: v for k, v in defaults.items() if k in said}, changes)),
+        )
         for key in (*config, "state.resume"):
             if key not in known:
-                raise ConfigError(f"the app in {source} has no key '{key}': {did_you_mean(key, known)}")
+                raise ConfigError(
+                    f"the app in {source} has no key '{key}': {did_you_mean(key, known)}"
+                )
         if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
             return source, config
-        tables = {key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS}
+        tables = {
+            key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS
+        }
     sys.path.insert(0, str(source))  # where Flower finds what an app names
     try:
         spec = parse_fleet(tables)

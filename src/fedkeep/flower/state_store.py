@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fedkeep.core.errors import ConfigError, DataError, RefusedError, needing
+from fedkeep.core.errors import ConfigError, DataError, RejectedError, optional_import
 from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
@@ -87,33 +87,50 @@ class StateStore:
     def load(self) -> Saved | None:
         """The last committed round with its state, each chunk checked by its digest; None for a new run."""
         with self._engine.begin() as connection:
-            head = connection.execute(sql.select(_runs).where(_runs.c.run == self.run)).one_or_none()
-            mine = sql.select(_chunks).where(_chunks.c.run == self.run).order_by(_chunks.c.name, _chunks.c.number)
+            head = connection.execute(
+                sql.select(_runs).where(_runs.c.run == self.run)
+            ).one_or_none()
+            mine = (
+                sql.select(_chunks)
+                .where(_chunks.c.run == self.run)
+                .order_by(_chunks.c.name, _chunks.c.number)
+            )
             rows = connection.execute(mine).all()
         if head is None:
             self._round, self._digests = None, {}
             return None
         if len(rows) != head.chunks:
-            raise DataError(f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup")
+            raise DataError(
+                f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup"
+            )
         arrays: defaultdict[str, list[Chunk]] = defaultdict(list)
         for row in rows:
             if _digest(row._mapping) != row.digest:
                 raise DataError(f"the saved array {row.name!r} is damaged: restore a backup")
             arrays[row.name].append(row._mapping)
-        self._round, self._digests = head.round, {(row.name, row.number): row.digest for row in rows}
+        self._round, self._digests = (
+            head.round,
+            {(row.name, row.number): row.digest for row in rows},
+        )
         state = {}
         for name, (first, *others) in arrays.items():
             data = b"".join(chunk["data"] for chunk in (first, *others))
             shape = [int(part) for part in first["shape"].split(",") if part]
             kind = np.dtype(first["dtype"])
             if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * prod(shape):
-                raise DataError(f"the saved array {name!r} does not fit its dtype and shape: restore a backup")
+                raise DataError(
+                    f"the saved array {name!r} does not fit its dtype and shape: restore a backup"
+                )
             state[name] = np.frombuffer(data, dtype=kind).reshape(shape).copy()
         return Saved(head.round, state)
 
     def commit(self, round_: int, state: State) -> None:
         """Makes `state` the one after `round_`, whole or not at all."""
-        chunks = {(name, chunk["number"]): chunk for name, array in state.items() for chunk in _cut(name, array)}
+        chunks = {
+            (name, chunk["number"]): chunk
+            for name, array in state.items()
+            for chunk in _cut(name, array)
+        }
         digests = {key: _digest(chunk) for key, chunk in chunks.items()}
         changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
         gone = [key for key in self._digests if key not in digests]
@@ -126,9 +143,17 @@ class StateStore:
             elif moved := connection.execute(sql.select(_runs.c.round).where(mine)).first() is None:
                 connection.execute(sql.insert(_runs).values(run=self.run, **values))
             if not moved:
-                raise RefusedError("stale server", f"another server has continued run {self.run!r}; this one stops")
-            if old := [{"a_name": n, "a_number": i} for n, i in [*changed, *gone] if (n, i) in self._digests]:
-                named = (_chunks.c.name == sql.bindparam("a_name")) & (_chunks.c.number == sql.bindparam("a_number"))
+                raise RejectedError(
+                    "stale server", f"another server has continued run {self.run!r}; this one stops"
+                )
+            if old := [
+                {"a_name": n, "a_number": i}
+                for n, i in [*changed, *gone]
+                if (n, i) in self._digests
+            ]:
+                named = (_chunks.c.name == sql.bindparam("a_name")) & (
+                    _chunks.c.number == sql.bindparam("a_number")
+                )
                 connection.execute(sql.delete(_chunks).where(_chunks.c.run == self.run, named), old)
             if changed:
                 rows = [{**chunks[key], "run": self.run, "digest": digests[key]} for key in changed]
@@ -147,7 +172,7 @@ def _engine(address: URL) -> Engine:
         address = address.set(drivername="postgresql+psycopg")
     else:
         raise ArgumentError(address.drivername)
-    with needing("server state in PostgreSQL", "postgres"):
+    with optional_import("server state in PostgreSQL", "postgres"):
         engine = sql.create_engine(address, poolclass=NullPool)
 
     def make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:

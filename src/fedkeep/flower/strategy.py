@@ -19,23 +19,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedkeep.core.errors import ConfigError, RefusedError
-from fedkeep.core.ports import Kept
+from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.protocols import Stateful
 from fedkeep.core.rounds import RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
 from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, MASK, PROFILE, SHARE, TRAIN, UNMASK
-from fedkeep.flower.exchange import Asked, Exchange
+from fedkeep.flower.exchange import Exchange, PendingRequest
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
-from fedkeep.flower.rounds import Refusals, RoundOptions, RoundOutcome, ServerMetrics
+from fedkeep.flower.rounds import Rejections, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.link.messages import AskSum, Evaluate, Evaluated, Participate
-from fedkeep.privacy import secure_sum as told
-from fedkeep.privacy.sum_book import SumBook
+from fedkeep.privacy.secagg import protocol as told
+from fedkeep.privacy.secagg.server import SecureAggregationServer
+from fedkeep.protocol.messages import AskSum, Evaluate, Evaluated, Participate
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -55,7 +55,7 @@ class FedkeepStrategy:
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
     it makes the plans.
 
-    >>> from fedkeep.fleet.specification import parse_fleet
+    >>> from fedkeep.config.method import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
     >>> strategy = FedkeepStrategy(spec.server())
     >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
@@ -65,16 +65,16 @@ class FedkeepStrategy:
     server: Server
     options: RoundOptions = field(default_factory=RoundOptions)
     store: StateStore | None = None
-    sums: SumBook | None = None
+    sums: SecureAggregationServer | None = None
     planner: RemotePlanner | None = None
     recorder: FleetRecorder | None = None
     metrics: ServerMetrics | None = None
 
     def __post_init__(self) -> None:
-        self._refusals, self._tally, self._sound = Refusals(), np.zeros(2, dtype=np.int64), 0
+        self._refusals, self._tally, self._sound = Rejections(), np.zeros(2, dtype=np.int64), 0
         self._membership = Membership(self.server, self.options, self._refusals, self.planner)
-        self._parts: dict[str, Kept] = {"server": self.server, "roster": self._membership}
-        self._late: list[tuple[Asked, Message]] = []
+        self._parts: dict[str, Stateful] = {"server": self.server, "roster": self._membership}
+        self._late: list[tuple[PendingRequest, Message]] = []
         """Reports that came between two rounds."""
         if self.sums is not None:
             self._parts["sums"] = self.sums
@@ -116,19 +116,28 @@ class FedkeepStrategy:
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
         oldest = summary.round - self.server.staleness  # whose reports still count
-        exchange.asked = {key: asked for key, asked in exchange.asked.items() if asked.round >= oldest}
+        exchange.asked = {
+            key: asked for key, asked in exchange.asked.items() if asked.round >= oldest
+        }
         evaluated = self._evaluated(exchange, summary.round)
-        told = {device: (said.samples, said.total_loss, said.correct) for device, said in evaluated.items()}
+        told = {
+            device: (said.samples, said.total_loss, said.correct)
+            for device, said in evaluated.items()
+        }
         evaluation, cut = merge_evaluations(told)
         self._refusals.add(*cut, *summary.refusals)
         refused = self._refusals.taken()
-        outcome = RoundOutcome(summary, quorate, refused, time.monotonic() - began, evaluated, evaluation)
+        outcome = RoundOutcome(
+            summary, quorate, refused, time.monotonic() - began, evaluated, evaluation
+        )
         if self.recorder is not None:
             self.recorder.note(outcome, self.server, self._membership, self._tally)
         if self.metrics is not None:
             self.metrics.see(outcome, len(self._membership.online), *self._tally.tolist())
         if self.store is not None:
-            self.store.commit(self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally})
+            self.store.commit(
+                self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally}
+            )
         named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
         log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
@@ -155,7 +164,10 @@ class FedkeepStrategy:
             result.train_metrics_clientapp[number] = MetricRecord(outcome.metrics())
             if outcome.evaluation:
                 result.evaluate_metrics_clientapp[number] = MetricRecord(dict(outcome.evaluation))
-            if evaluate_fn is not None and (measured := evaluate_fn(number, result.arrays)) is not None:
+            if (
+                evaluate_fn is not None
+                and (measured := evaluate_fn(number, result.arrays)) is not None
+            ):
                 result.evaluate_metrics_serverapp[number] = measured
         return result
 
@@ -218,8 +230,13 @@ class FedkeepStrategy:
         every, told = self.options.evaluate_every, dict[DeviceId, Evaluated]()
         if not every or (round_ + 1) % every:
             return told
-        content, nodes = codec.encode(Evaluate(self.server.model)), self._membership.nodes().values()
-        exchange.send([Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_)
+        content, nodes = (
+            codec.encode(Evaluate(self.server.model)),
+            self._membership.nodes().values(),
+        )
+        exchange.send(
+            [Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_
+        )
         for node, reply in self._answers(exchange, round_, EVALUATE):
             with self._refusals.naming(device := self._membership.online.get(node, node)):
                 told[device] = codec.decode_evaluation(codec.content_of(reply))
@@ -230,13 +247,15 @@ class FedkeepStrategy:
     ) -> Iterator[tuple[int, Message]]:
         """Nodes and their replies to the messages of a round and kind, until `enough` or all are there."""
         patience = self.options.patience
-        for asked, reply in exchange.collect(patience, lambda: enough() or not exchange.waiting(round_, kind)):
+        for asked, reply in exchange.collect(
+            patience, lambda: enough() or not exchange.waiting(round_, kind)
+        ):
             if (asked.round, asked.kind) == (round_, kind):
                 yield asked.node, reply
             else:
                 self._greet(asked, reply)
 
-    def _greet(self, asked: Asked, reply: Message) -> None:
+    def _greet(self, asked: PendingRequest, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.introduce(asked, reply)
@@ -244,24 +263,32 @@ class FedkeepStrategy:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
             with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
-                raise RefusedError("late", f"it is not in the sum of round {asked.round}")
+                raise RejectedError("late", f"it is not in the sum of round {asked.round}")
 
-    def _take(self, asked: Asked, reply: Message) -> None:
+    def _take(self, asked: PendingRequest, reply: Message) -> None:
         """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
-        device = self._membership.online.get(asked.node, asked.node)  # the node's own number if it has left since
+        device = self._membership.online.get(
+            asked.node, asked.node
+        )  # the node's own number if it has left since
         with self._refusals.naming(device):
             if device not in self._membership.nodes():
-                raise RefusedError("left", f"node {asked.node} has left the fleet")
+                raise RejectedError("left", f"node {asked.node} has left the fleet")
             parameters = len(self.server.model) + self.server.gradient_size
             report = codec.decode_report(codec.content_of(reply), parameters)
             if report.round != asked.round:
-                raise RefusedError("replayed", f"a report of round {report.round} to an order of {asked.round}")
+                raise RejectedError(
+                    "replayed", f"a report of round {report.round} to an order of {asked.round}"
+                )
             if (refusal := self.server.receive(device, report)) is not None:
-                raise RefusedError(refusal.reason, refusal.detail)
+                raise RejectedError(refusal.reason, refusal.detail)
             self._sound += 1
 
     def _play_sum(
-        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+        self,
+        exchange: Exchange,
+        sums: SecureAggregationServer,
+        chosen: tuple[DeviceId, ...],
+        nodes: Mapping[DeviceId, int],
     ) -> tuple[RoundSummary, bool]:
         """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
 
@@ -272,7 +299,7 @@ class FedkeepStrategy:
             self._failed = False
             try:
                 return self._sum(exchange, sums, chosen, nodes), True
-            except RefusedError as error:
+            except RejectedError as error:
                 log.warning("round %d: %s", self.server.round, error)
             if not (self.options.deterministic and self._failed):
                 self.server.open_round(chosen)
@@ -280,14 +307,20 @@ class FedkeepStrategy:
             time.sleep(_PAUSE_SECONDS)
 
     def _sum(
-        self, exchange: Exchange, sums: SumBook, chosen: tuple[DeviceId, ...], nodes: Mapping[DeviceId, int]
+        self,
+        exchange: Exchange,
+        sums: SecureAggregationServer,
+        chosen: tuple[DeviceId, ...],
+        nodes: Mapping[DeviceId, int],
     ) -> RoundSummary:
         """The four exchanges; raises where too few devices are left, before anything has changed."""
         wanted = self.options.wanted(len(nodes))
         orders = self.server.open_round(chosen)
         opened = sums.open(chosen)
         asked = exchange, opened, nodes
-        contents = codec.encode_all(Participate(order, told.encode(opened.terms[d])) for d, order in orders.items())
+        contents = codec.encode_all(
+            Participate(order, told.encode(opened.terms[d])) for d, order in orders.items()
+        )
         asking = dict(zip(orders, contents, strict=True))
         keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
@@ -298,7 +331,7 @@ class FedkeepStrategy:
                 opened.receive(device, words)
         survivors, least = opened.survivors(), self.options.least(wanted)
         if len(survivors) < least:
-            raise RefusedError("too few devices", f"{len(survivors)} of {least} are in the sum")
+            raise RejectedError("too few devices", f"{len(survivors)} of {least} are in the sum")
         asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
         shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
         lost = any(answer.lost for answer in keys.values())
@@ -307,7 +340,7 @@ class FedkeepStrategy:
     def _ask(
         self,
         exchange: Exchange,
-        opened: told.SumServer,
+        opened: told.AggregationSession,
         nodes: Mapping[DeviceId, int],
         kind: str,
         contents: Mapping[DeviceId, RecordDict],
@@ -315,16 +348,23 @@ class FedkeepStrategy:
         enough: float = np.inf,
     ) -> dict[DeviceId, Answer]:
         """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
-        round_, most = self.server.round, 8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms))
-        exchange.send([Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_)
+        round_, most = (
+            self.server.round,
+            8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms)),
+        )
+        exchange.send(
+            [Message(c, nodes[d], kind, group_id=str(round_)) for d, c in contents.items()], round_
+        )
         devices = {node: device for device, node in nodes.items()}
         answers: dict[DeviceId, Answer] = {}
         for node, reply in self._answers(exchange, round_, kind, lambda: len(answers) >= enough):
             self._failed |= reply.has_error()
             with self._refusals.naming(devices[node]):
-                answer: Answer = told.decode(codec.decode_answer(codec.content_of(reply), most), expected)
+                answer: Answer = told.decode(
+                    codec.decode_answer(codec.content_of(reply), most), expected
+                )
                 if answer.session != opened.session:
-                    raise RefusedError("replayed", "it answers to another sum")
+                    raise RejectedError("replayed", "it answers to another sum")
                 if isinstance(answer, told.Keys):
                     told.require_usable(answer.keys)
                 answers[devices[node]] = answer

@@ -6,14 +6,14 @@ bound to the seal: it opens for the key-holder alone, for the device that made i
 
 from pathlib import Path
 
-from fedkeep.core.errors import ConfigError, RefusedError, needing
+from fedkeep.core.errors import ConfigError, RejectedError, optional_import
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import DeviceId, Profile
-from fedkeep.files import writing
-from fedkeep.link.messages import ProfileRequest
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.files import atomic_write
+from fedkeep.protocol.messages import ProfileRequest
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
-with needing("encrypted profiles", "privacy"):
+with optional_import("encrypted profiles", "privacy"):
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -31,30 +31,43 @@ _ONCE = bytes(12)
 def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
     """The device's part: seals to the key that it was given and to no other, or sends nothing."""
     if request.key != key:
-        asked = f"asked for {request.key.hex()[: 2 * KEY_BYTES]}, given {key.hex()} by the key-holder"
-        raise RefusedError("another key", f"{asked}: nothing was sent")
+        asked = (
+            f"asked for {request.key.hex()[: 2 * KEY_BYTES]}, given {key.hex()} by the key-holder"
+        )
+        raise RejectedError("another key", f"{asked}: nothing was sent")
     if len(request.nonce) != NONCE_BYTES or request.device is None:
-        raise RefusedError("profile request", "it lacks the key-holder's nonce or a device's number: nothing was sent")
+        raise RejectedError(
+            "profile request",
+            "it lacks the key-holder's nonce or a device's number: nothing was sent",
+        )
     fresh = X25519PrivateKey.generate()
     start = public_half(fresh)
     cipher = _cipher(fresh, key, start + key)
-    return start + cipher.encrypt(_ONCE, to_bytes(profile), request.nonce + str(request.device).encode())
+    return start + cipher.encrypt(
+        _ONCE, to_bytes(profile), request.nonce + str(request.device).encode()
+    )
 
 
-def unseal(secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: bytes, labels: int) -> Profile:
+def unseal(
+    secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: bytes, labels: int
+) -> Profile:
     """The key-holder's part: the device's profile, if the seal is whole and what is under it sound."""
     if len(sealed) > 8 * labels + _FRAME_BYTES:
-        raise RefusedError("oversized", f"{len(sealed)} bytes are no sealed profile of {labels} labels")
+        raise RejectedError(
+            "oversized", f"{len(sealed)} bytes are no sealed profile of {labels} labels"
+        )
     start, key = sealed[:KEY_BYTES], public_half(secret)
     try:
         cipher = _cipher(secret, start, start + key)
         plain = cipher.decrypt(_ONCE, sealed[KEY_BYTES:], nonce + str(device).encode())
     except InvalidTag:
         why = "it was altered, or sealed by another device, to another key or for an earlier nonce"
-        raise RefusedError("broken seal", why) from None
+        raise RejectedError("broken seal", why) from None
     profile = screen_profile(from_bytes(plain, Profile), labels)
     if not 1 <= profile.capacity <= _MOST_SLOTS:
-        raise RefusedError("bad-capacity", f"{profile.capacity} is not a number from 1 to {_MOST_SLOTS}")
+        raise RejectedError(
+            "bad-capacity", f"{profile.capacity} is not a number from 1 to {_MOST_SLOTS}"
+        )
     return profile
 
 
@@ -62,8 +75,10 @@ def _cipher(own: X25519PrivateKey, peer: bytes, keys: bytes) -> ChaCha20Poly1305
     try:
         shared = own.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as error:
-        raise RefusedError("unusable public key", str(error)) from error
-    return ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=b"fedkeep sealed profile" + keys).derive(shared))
+        raise RejectedError("unusable public key", str(error)) from error
+    return ChaCha20Poly1305(
+        HKDF(SHA256(), 32, salt=None, info=b"fedkeep sealed profile" + keys).derive(shared)
+    )
 
 
 def read_public_key(text: str) -> bytes:
@@ -77,17 +92,21 @@ def read_public_key(text: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"privacy.public_key must be {2 * KEY_BYTES} hexadecimal digits, got '{text[:80]}'")
+        raise ConfigError(
+            f"privacy.public_key must be {2 * KEY_BYTES} hexadecimal digits, got '{text[:80]}'"
+        )
     return key
 
 
 def create_key(directory: Path) -> bytes:
     """Makes a fresh key, written whole or not at all, and returns its public half; one that exists is kept."""
     if (directory / KEY_FILE).exists():
-        raise ConfigError(f"{directory} has a key already, and nothing could replace it: name another directory")
+        raise ConfigError(
+            f"{directory} has a key already, and nothing could replace it: name another directory"
+        )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = X25519PrivateKey.generate()
-    with writing(directory / KEY_FILE, 0o600) as file:
+    with atomic_write(directory / KEY_FILE, 0o600) as file:
         file.write(f"{secret.private_bytes_raw().hex()} {public_half(secret).hex()}\n".encode())
     return public_half(secret)
 
@@ -100,11 +119,11 @@ def open_key(directory: Path) -> X25519PrivateKey:
         secret = X25519PrivateKey.from_private_bytes(first)
     except FileNotFoundError:
         what = "put it back, or make another by `fedkeep keyholder create` and give every device its public key"
-        raise RefusedError("lost key", f"{path} is not there: {what}") from None
+        raise RejectedError("lost key", f"{path} is not there: {what}") from None
     except ValueError:
         secret, second = X25519PrivateKey.generate(), b""
     if public_half(secret) != second:
-        raise RefusedError("damaged key", f"{path} is not as it was written: put it back")
+        raise RejectedError("damaged key", f"{path} is not as it was written: put it back")
     return secret
 
 

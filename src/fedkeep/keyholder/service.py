@@ -18,17 +18,17 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedkeep.core.coordination import Coordinator, Greedy
-from fedkeep.core.errors import ConfigError, FedkeepError, RefusedError
-from fedkeep.core.fleet import Fleet
-from fedkeep.core.plan import Plan
-from fedkeep.core.rounds import Refusal, credible
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
+from fedkeep.core.planning.greedy import Coordinator, Greedy
+from fedkeep.core.planning.plan import Plan
+from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.rounds import Rejection, credible
 from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
-from fedkeep.link.addresses import Address, is_loopback
-from fedkeep.link.framing import receive_frame, send_frame
-from fedkeep.link.messages import Answer, Failed, ProfileRequest, expect
-from fedkeep.link.wire import from_bytes, to_bytes
+from fedkeep.protocol.addresses import Address, is_loopback
+from fedkeep.protocol.framing import receive_frame, send_frame
+from fedkeep.protocol.messages import Answer, Failed, ProfileRequest, expect
+from fedkeep.protocol.wire import from_bytes, to_bytes
 
 log = logging.getLogger("fedkeep.keyholder")
 
@@ -68,7 +68,7 @@ class PublishedKey(msgspec.Struct, frozen=True, tag=True):
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
     plan: Plan
-    refused: tuple[Refusal, ...]
+    refused: tuple[Rejection, ...]
     """Whose profiles could not be used, and why: they are not in the plan."""
 
 
@@ -81,14 +81,19 @@ class KeyHolderClient:
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None) -> None:
         if tls is None and not is_loopback(address.host):
-            raise ConfigError(f"without TLS the key-holder must be on loopback, and {address} is not")
+            raise ConfigError(
+                f"without TLS the key-holder must be on loopback, and {address} is not"
+            )
         self.address, self._tls = address, tls
 
     def ask(self, request: KeyRequest, expected: type[Answer]) -> Answer:
         """The key-holder's reply, which must be of that kind; its refusal is raised."""
         where = (self.address.host, self.address.port)
         try:
-            with socket.create_connection(where, _CONNECT_SECONDS) as plain, self._secured(plain) as connection:
+            with (
+                socket.create_connection(where, _CONNECT_SECONDS) as plain,
+                self._secured(plain) as connection,
+            ):
                 connection.settimeout(_ANSWER_SECONDS)
                 send_frame(connection, to_bytes(request))
                 answer = receive_frame(connection)
@@ -96,7 +101,9 @@ class KeyHolderClient:
                 raise EOFError("it closed the connection")
         except (OSError, EOFError) as error:
             why = getattr(error, "strerror", None) or error
-            raise FedkeepError(f"the key-holder at {self.address} does not answer ({why})") from error
+            raise FedkeepError(
+                f"the key-holder at {self.address} does not answer ({why})"
+            ) from error
         return expect(from_bytes(answer, KeyReply), expected, "the key-holder")
 
     def _secured(self, plain: socket.socket) -> socket.socket:
@@ -128,7 +135,9 @@ class KeyHolderOptions:
                 "privacy.encrypted-profiles needs keyholder.address: where `fedkeep keyholder serve` runs"
             )
         if self.insecure == bool(self.credentials):
-            raise ConfigError("set keyholder.credentials, or keyholder.insecure=true on loopback, and not both")
+            raise ConfigError(
+                "set keyholder.credentials, or keyholder.insecure=true on loopback, and not both"
+            )
         tls = None if self.insecure else secured(Path(self.credentials), "planner")
         return KeyHolderClient(Address.parse(self.address), tls)
 
@@ -137,7 +146,9 @@ class RemotePlanner:
     """Greedy plans, made by the key-holder of sealed profiles; what fails is said once, and tried again later."""
 
     def __init__(self, client: KeyHolderClient, coordinator: Coordinator) -> None:
-        if type(coordinator) is not Greedy:  # one derived from it would be planned as if it were not
+        if (
+            type(coordinator) is not Greedy
+        ):  # one derived from it would be planned as if it were not
             raise ConfigError("encrypted profiles are planned by coordinator 'greedy' only")
         self._client, self._greedy = client, coordinator
         self._request: ProfileRequest | None = None
@@ -151,7 +162,9 @@ class RemotePlanner:
             self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
         return self._request
 
-    def plan(self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int) -> Planned | None:
+    def plan(
+        self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int
+    ) -> Planned | None:
         """The key-holder's plan for these devices, and whose profiles it could not use; None if it makes none now."""
         if self._request is None:
             return None
@@ -166,15 +179,26 @@ class RemotePlanner:
         try:
             answer = self._client.ask(request, expected)
             if isinstance(request, AskPlan) and isinstance(answer, Planned):
-                planned = [*sound_plan(answer.plan).devices.tolist(), *{refusal.device for refusal in answer.refused}]
-                if sorted(planned) != sorted(request.profiles) or answer.plan.quotas.shape[1] != request.labels:
-                    raise RefusedError("malformed plan", "it is not for the devices and labels it was asked for")
+                planned = [
+                    *sound_plan(answer.plan).devices.tolist(),
+                    *{refusal.device for refusal in answer.refused},
+                ]
+                if (
+                    sorted(planned) != sorted(request.profiles)
+                    or answer.plan.quotas.shape[1] != request.labels
+                ):
+                    raise RejectedError(
+                        "malformed plan", "it is not for the devices and labels it was asked for"
+                    )
         except FedkeepError as error:
             self._next_attempt = now + _RETRY_SECONDS
             if str(error) != self._last_trouble:
-                log.warning("no plan from encrypted profiles yet: %s; trying again, and nothing in the clear", error)
+                log.warning(
+                    "no plan from encrypted profiles yet: %s; trying again, and nothing in the clear",
+                    error,
+                )
             self._last_trouble = str(error)
-            if isinstance(error, RefusedError) and error.reason == "outdated":
+            if isinstance(error, RejectedError) and error.reason == "outdated":
                 self._request = None
             return None
         self._last_trouble = ""
@@ -185,10 +209,16 @@ class KeyService:
     """Listens until it is closed; it opens profiles only in order to answer with a plan, and keeps none."""
 
     def __init__(
-        self, secret: X25519PrivateKey, address: Address, tls: ssl.SSLContext | None, least_devices: int = 3
+        self,
+        secret: X25519PrivateKey,
+        address: Address,
+        tls: ssl.SSLContext | None,
+        least_devices: int = 3,
     ) -> None:
         if tls is None and not is_loopback(address.host):
-            raise ConfigError(f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`")
+            raise ConfigError(
+                f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`"
+            )
         self._secret, self._nonce = secret, secrets.token_bytes(NONCE_BYTES)
         self._tls, self._least = tls, least_devices
         self._planning, self._free = threading.Lock(), threading.Semaphore(_CONNECTIONS)
@@ -215,14 +245,19 @@ class KeyService:
     def _serve(self, plain: socket.socket, peer: str) -> None:
         plain.settimeout(_HANDSHAKE_SECONDS)
         try:
-            with plain, self._tls.wrap_socket(plain, server_side=True) if self._tls else plain as connection:
+            with (
+                plain,
+                self._tls.wrap_socket(plain, server_side=True)
+                if self._tls
+                else plain as connection,
+            ):
                 name = peer_name(connection) if isinstance(connection, ssl.SSLSocket) else PLANNER
                 if name != PLANNER:
-                    raise RefusedError("not the server", f"its certificate is that of '{name}'")
+                    raise RejectedError("not the server", f"its certificate is that of '{name}'")
                 connection.settimeout(_PATIENCE_SECONDS)
                 while (payload := receive_frame(connection)) is not None:
                     send_frame(connection, to_bytes(self.answer(payload, peer)))
-        except (OSError, RefusedError) as error:
+        except (OSError, RejectedError) as error:
             log.warning("%s: %s", peer, error)
         finally:
             self._free.release()
@@ -237,33 +272,43 @@ class KeyService:
                 self._nonce = secrets.token_bytes(NONCE_BYTES)
                 return PublishedKey(public_half(self._secret), self._nonce)
         except (FedkeepError, ValueError, OverflowError, OSError) as error:
-            refusal = error if isinstance(error, RefusedError) else RefusedError("error", str(error))
+            refusal = (
+                error if isinstance(error, RejectedError) else RejectedError("error", str(error))
+            )
         log.warning("%s refused: %s", peer, refusal)
         return Failed(refusal.reason, refusal.detail)
 
     def _plan(self, request: AskPlan, peer: str) -> Planned:
         """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
         if request.nonce != self._nonce:
-            raise RefusedError("outdated", "its nonce is not the one given out last: ask for all profiles anew")
+            raise RejectedError(
+                "outdated", "its nonce is not the one given out last: ask for all profiles anew"
+            )
         sound: dict[DeviceId, Profile] = {}
-        refused: list[Refusal] = []
+        refused: list[Rejection] = []
         for device, sealed in request.profiles.items():
             try:
                 sound[device] = unseal(self._secret, self._nonce, device, sealed, request.labels)
-            except RefusedError as error:
-                refused.append(Refusal(device, error.reason, error.detail))
+            except RejectedError as error:
+                refused.append(Rejection(device, error.reason, error.detail))
         named = "".join(f"; device {r.device}: {r.reason}" for r in refused[:10])
         if len(sound) < self._least:
             why = f"a plan for {len(sound)} would tell of each: at least {self._least} are needed{named}"
-            raise RefusedError("too few devices", why)
-        fleet, _, cut = credible(Fleet.of(sound), np.full(len(sound), np.nan), 1.0)
+            raise RejectedError("too few devices", why)
+        fleet, _, cut = credible(FleetProfiles.of(sound), np.full(len(sound), np.nan), 1.0)
         for claim in cut:  # for this log alone: it would tell the server who is fast
             log.warning("device %d: %s", claim.device, claim.detail)
         if request.before is None:
             plan = request.greedy.plan(fleet)
         else:
             plan = request.greedy.replan(sound_plan(request.before), fleet)
-        log.info("planned for %d devices and %d labels, asked by %s%s", len(fleet), fleet.labels, peer, named)
+        log.info(
+            "planned for %d devices and %d labels, asked by %s%s",
+            len(fleet),
+            fleet.labels,
+            peer,
+            named,
+        )
         return Planned(plan, tuple(refused))
 
 
@@ -273,9 +318,13 @@ def sound_plan(plan: Plan) -> Plan:
     fits = devices.ndim == weights.ndim == 1 and quotas.shape == (len(devices), len(weights))
     kinds = devices.dtype == np.int64 and quotas.dtype.kind in "iu" and weights.dtype == np.float64
     if not (fits and kinds) or (np.diff(devices) <= 0).any() or (quotas < 0).any():
-        raise RefusedError("malformed plan", "its devices, quotas and weights do not fit each other")
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and 0 <= plan.mass_per_slot < np.inf):
-        raise RefusedError("malformed plan", "its weights are not finite numbers of at least 0")
+        raise RejectedError(
+            "malformed plan", "its devices, quotas and weights do not fit each other"
+        )
+    if not (
+        np.isfinite(weights).all() and (weights >= 0).all() and 0 <= plan.mass_per_slot < np.inf
+    ):
+        raise RejectedError("malformed plan", "its weights are not finite numbers of at least 0")
     return plan
 
 
@@ -284,20 +333,31 @@ def secured(credentials: Path, name: str) -> ssl.SSLContext:
     serves = name == "keyholder"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3
-    authority, certificate, key = (credentials / file for file in ("ca.crt", f"{name}.crt", f"{name}.key"))
+    authority, certificate, key = (
+        credentials / file for file in ("ca.crt", f"{name}.crt", f"{name}.key")
+    )
     for path in (authority, certificate, key):
         if not path.exists():
-            raise ConfigError(f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` and copy it here")
+            raise ConfigError(
+                f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` and copy it here"
+            )
     try:
         context.load_verify_locations(authority)
         context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise ConfigError(f"the certificates in {credentials} do not fit each other: {error.reason}") from error
+        raise ConfigError(
+            f"the certificates in {credentials} do not fit each other: {error.reason}"
+        ) from error
     return context
 
 
 def peer_name(connection: ssl.SSLSocket) -> str:
     """The common name in the other side's certificate, which TLS has verified."""
     certificate: Any = connection.getpeercert() or {}
-    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    names = [
+        value
+        for part in certificate.get("subject", ())
+        for key, value in part
+        if key == "commonName"
+    ]
     return str(names[0]) if names else ""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.ports import FleetLearner, Job, Measurements
+from fedkeep.core.protocols import FleetLearner, PerSampleGradients, TrainingJob
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Scores, Vector
 
@@ -34,7 +34,9 @@ class Layout:
     @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Where each parameter lies in the vector."""
-        return tuple(slice(*ends) for ends in pairwise(accumulate(map(prod, self.shapes), initial=0)))
+        return tuple(
+            slice(*ends) for ends in pairwise(accumulate(map(prod, self.shapes), initial=0))
+        )
 
     @cached_property
     def size(self) -> int:
@@ -49,7 +51,10 @@ class Layout:
         """
         self.require(vectors)
         lead = vectors.shape[:-1]
-        return [vectors[..., part].reshape(lead + shape) for part, shape in zip(self.slices, self.shapes, strict=True)]
+        return [
+            vectors[..., part].reshape(lead + shape)
+            for part, shape in zip(self.slices, self.shapes, strict=True)
+        ]
 
     def require(self, vectors: Any) -> None:
         """Raises where the last axis is not P."""
@@ -77,7 +82,7 @@ class FrozenModel:
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
     >>> batch = Batch(np.eye(2, dtype=np.float32), np.array([0, 1]), np.arange(2))
-    >>> measured: Measurements = FrozenModel(learner, np.zeros(learner.size)).measure(batch)
+    >>> measured: PerSampleGradients = FrozenModel(learner, np.zeros(learner.size)).measure(batch)
     >>> of_kind(BatchMeasurements, measured).losses().round(3).tolist()  # of two labels, neither preferred
     [0.693, 0.693]
     """
@@ -85,16 +90,16 @@ class FrozenModel:
     def __init__(self, learner: FleetLearner, model: Vector) -> None:
         self._learner, self._model = learner, np.array(model, dtype=np.float32)
 
-    def measure(self, batch: Batch) -> Measurements:
+    def measure(self, batch: Batch) -> PerSampleGradients:
         return self._learner.measure_many([self._model], [batch])[0]
 
 
-def descend(
+def local_sgd(
     layout: Layout,
     valued: int,
     array: Callable[[AnyArray], Any],
     models: Any,
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     local: LocalTraining,
     gradients: Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]],
 ) -> None:
@@ -112,7 +117,10 @@ def descend(
     constant, tail = None, models[:, -valued:]
     if any(job.correction is not None for job in jobs):
         nothing = np.zeros(valued, dtype=np.float32)
-        given = [nothing if job.correction is None or not job.weights.any() else job.correction for job in jobs]
+        given = [
+            nothing if job.correction is None or not job.weights.any() else job.correction
+            for job in jobs
+        ]
         if any(own.shape != nothing.shape for own in given):
             raise ValueError(f"a correction cannot be broadcast to the {valued} valued parameters")
         constant = rate * array(padded(given))
@@ -206,7 +214,7 @@ class Outer:
         return vector[: outputs * inputs].reshape(outputs, inputs), vector[outputs * inputs :]
 
 
-class BatchMeasurements(Measurements):
+class BatchMeasurements(PerSampleGradients):
     """What follows from the other measurements of n samples."""
 
     _n: int
@@ -227,11 +235,15 @@ class FactoredMeasurements(BatchMeasurements):
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
-        return _summed(factors.project(own) for factors, own in _with_parts_of(direction, self._last()))
+        return _summed(
+            factors.project(own) for factors, own in _with_parts_of(direction, self._last())
+        )
 
-    def inner(self, other: Measurements) -> Scores:
+    def inner(self, other: PerSampleGradients) -> Scores:
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
-        return _summed(mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True))
+        return _summed(
+            mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True)
+        )
 
     def head_norms(self) -> Scores:
         head = self._last(1)[-1]
@@ -272,7 +284,11 @@ class ChunkedMeasurements(BatchMeasurements):
     """A large batch in pieces of so many samples; an empty one, which many layers would refuse, in none."""
 
     def __init__(
-        self, measure: Callable[[Batch], BatchMeasurements], batch: Batch, samples: int, gradient_size: int
+        self,
+        measure: Callable[[Batch], BatchMeasurements],
+        batch: Batch,
+        samples: int,
+        gradient_size: int,
     ) -> None:
         self._measure, self._batch, self._n, self._size = measure, batch, len(batch), gradient_size
         self._parts = [slice(start, start + samples) for start in range(0, len(batch), samples)]
@@ -284,11 +300,13 @@ class ChunkedMeasurements(BatchMeasurements):
     def projections(self, direction: Vector) -> Scores:
         return _joined(piece.projections(direction) for piece in self._pieces())
 
-    def inner(self, other: Measurements) -> Scores:
+    def inner(self, other: PerSampleGradients) -> Scores:
         theirs = of_kind(ChunkedMeasurements, other)
         if theirs is self:
             return _joined(piece.inner(piece) for piece in self._pieces())
-        return _joined(mine.inner(same) for mine, same in zip(self._pieces(), theirs._pieces(), strict=True))
+        return _joined(
+            mine.inner(same) for mine, same in zip(self._pieces(), theirs._pieces(), strict=True)
+        )
 
     def head_norms(self) -> Scores:
         return _joined(piece.head_norms() for piece in self._pieces())

@@ -14,9 +14,17 @@ from typing import TypeAlias
 import numpy as np
 
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.ports import Job
+from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
-from fedkeep.learn.backends import FrozenModel, Layout, Outer, TracedMeasurements, descend, padded, require_layers
+from fedkeep.learn.backends import (
+    FrozenModel,
+    Layout,
+    Outer,
+    TracedMeasurements,
+    local_sgd,
+    padded,
+    require_layers,
+)
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
@@ -34,7 +42,7 @@ class DenseLearner:
     >>> seen = learner.probe(model).measure(batch)
     >>> seen.losses().round(3).tolist()  # log 3
     [1.099]
-    >>> trained = learner.train(model, Job(batch, weights=np.ones(1), seed=0), LocalTraining(0.5, epochs=10))
+    >>> trained = learner.train(model, TrainingJob(batch, weights=np.ones(1), seed=0), LocalTraining(0.5, epochs=10))
     >>> bool(learner.probe(trained).measure(batch).losses()[0] < 0.2)
     True
     """
@@ -45,7 +53,11 @@ class DenseLearner:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         self.widths = tuple(widths)
         self._first = depth - require_layers(last_layers, depth)
-        shapes = [shape for fan_in, fan_out in pairwise(self.widths) for shape in ((fan_out, fan_in), (fan_out,))]
+        shapes = [
+            shape
+            for fan_in, fan_out in pairwise(self.widths)
+            for shape in ((fan_out, fan_in), (fan_out,))
+        ]
         self.layout = Layout((), tuple(shapes))
         self.size, self.gradient_size = self.layout.size, self.layout.since(2 * self._first).size
 
@@ -57,26 +69,34 @@ class DenseLearner:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""
         rng = np.random.default_rng(seed)
         bounds = [fan_in**-0.5 for fan_in in self.widths[:-1] for _ in ("weight", "bias")]
-        parts = [rng.uniform(-b, b, prod(s)) for b, s in zip(bounds, self.layout.shapes, strict=True)]
+        parts = [
+            rng.uniform(-b, b, prod(s)) for b, s in zip(bounds, self.layout.shapes, strict=True)
+        ]
         return np.concatenate(parts).astype(np.float32)
 
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
 
-    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[TracedMeasurements]:
+    def measure_many(
+        self, models: Sequence[Vector], batches: Sequence[Batch]
+    ) -> list[TracedMeasurements]:
         """What each batch's own model sees in it."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
         layers = paired(self.layout.views(models[0][None] if shared else np.stack(models)))
         y = padded([batch.y for batch in batches])
-        trace = DenseTrace(lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first)
+        trace = DenseTrace(
+            lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first
+        )
         return [TracedMeasurements(trace, len(batch), c) for c, batch in enumerate(batches)]
 
-    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+    def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]
 
-    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+    def train_many(
+        self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
+    ) -> list[Vector]:
         """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
         aligned = local.batch_size is None and self._stackable([job.batch for job in jobs])
         together = max(1, _CACHED_NUMBERS // self.size) if aligned else 1
@@ -84,9 +104,13 @@ class DenseLearner:
         for start in range(0, len(jobs), together):
             group = jobs[start : start + together]
             models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(group), axis=0)
-            into_room = partial(gradients, [np.empty_like(parameter) for parameter in self.layout.views(models)])
+            into_room = partial(
+                gradients, [np.empty_like(parameter) for parameter in self.layout.views(models)]
+            )
             with np.errstate(over="ignore", invalid="ignore"):
-                descend(self.layout, self.gradient_size, np.asarray, models, group, local, into_room)
+                local_sgd(
+                    self.layout, self.gradient_size, np.asarray, models, group, local, into_room
+                )
             trained += list(models)
         return trained
 
@@ -108,7 +132,11 @@ class DenseTrace:
     """
 
     def __init__(
-        self, run: Callable[[], tuple[list[AnyArray], AnyArray]], y: IntArray, layers: Layers = (), first: int = 0
+        self,
+        run: Callable[[], tuple[list[AnyArray], AnyArray]],
+        y: IntArray,
+        layers: Layers = (),
+        first: int = 0,
     ) -> None:
         self._run, self._y, self._layers, self._first = cache(run), y, layers, first
 
@@ -147,7 +175,9 @@ def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
     return inputs, z
 
 
-def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0) -> list[AnyArray]:
+def backward(
+    layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0
+) -> list[AnyArray]:
     """The gradient of each sample's loss by the outputs of the layers from `first` on, (C, n, out)."""
     errors = [error]
     for index in range(len(layers) - 1, first, -1):
@@ -158,7 +188,11 @@ def backward(layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int
 
 
 def gradients(
-    room: Sequence[AnyArray], parameters: Sequence[AnyArray], x: AnyArray, y: IntArray, share: AnyArray
+    room: Sequence[AnyArray],
+    parameters: Sequence[AnyArray],
+    x: AnyArray,
+    y: IntArray,
+    share: AnyArray,
 ) -> Sequence[AnyArray]:
     """By each parameter, (C, *shape), of the losses of C models, multiplied by `share`, (C, n), and summed, in `room`.
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, DataError, needing
+from fedkeep.core.errors import ConfigError, DataError, optional_import
 from fedkeep.learn.models import made_module
 from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, PICKLE_STARTS, OnnxLearner
 
-with needing("exporting a model", "export"):
+with optional_import("exporting a model", "export"):
     import onnx
     import onnxscript  # noqa: F401 - torch writes by it
     import torch
@@ -23,29 +23,39 @@ with needing("exporting a model", "export"):
 TOLERANCE = 1e-5
 
 
-def export(factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path) -> float:
+def export(
+    factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path
+) -> float:
     """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5.
 
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
     module = made_module(factory, "the model").float().eval()
-    layers = {name: part for name, part in module.named_modules() if list(part.parameters(recurse=False))}
+    layers = {
+        name: part for name, part in module.named_modules() if list(part.parameters(recurse=False))
+    }
     first, head = next(iter(layers.values()), None), next(reversed(layers.values()), None)
     if not shape and isinstance(first, nn.Linear):
         shape = (first.in_features,)
     if not shape:
-        raise ConfigError("the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64")
+        raise ConfigError(
+            "the model does not tell the shape of a sample: give it by --shape, e.g. --shape 3,64"
+        )
     if weights is not None:
         load_weights(module, weights)
     if not isinstance(head, nn.Linear) or head.bias is None:
-        raise ConfigError("only a model whose last layer is a torch.nn.Linear with a bias can be exported")
+        raise ConfigError(
+            "only a model whose last layer is a torch.nn.Linear with a bias can be exported"
+        )
     valued = _Valued(module, next(reversed(layers))).eval()
     _try(module, head, shape)
     _write(valued, head, shape, out)
     difference = _difference(valued, head, shape, out)
     if not difference <= TOLERANCE:
         out.unlink()
-        raise DataError(f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}")
+        raise DataError(
+            f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}"
+        )
     return difference
 
 
@@ -57,7 +67,9 @@ def load_weights(module: nn.Module, path: Path) -> None:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if start.startswith(PICKLE_STARTS):
-        raise DataError(f"{path} holds a pickle, which could run code: save the weights as safetensors instead")
+        raise DataError(
+            f"{path} holds a pickle, which could run code: save the weights as safetensors instead"
+        )
     try:
         module.load_state_dict(load_file(path))
     except SafetensorError as error:
@@ -73,7 +85,9 @@ class _Valued(nn.Module):
         super().__init__()
         self.whole, self._head = whole, head
 
-    def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         seen: list[Tensor] = []
         head = self.whole.get_submodule(self._head)
         hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -82,9 +96,13 @@ class _Valued(nn.Module):
         finally:
             hook.remove()
         if len(seen) != 1 or seen[0].dim() != 2:
-            raise ConfigError(f"the last layer '{self._head}' must be used once, on one row per sample")
+            raise ConfigError(
+                f"the last layer '{self._head}' must be used once, on one row per sample"
+            )
         response = nn.functional.linear(seen[0], weight, bias)
-        projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(1, y)
+        projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(
+            1, y
+        )
         return projections, seen[0], logits
 
 
@@ -103,11 +121,15 @@ def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
             logits = module(_example(head, shape, 2)[0])
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"the model cannot take samples of shape {list(shape)} (--shape): {reason}") from error
+        raise ConfigError(
+            f"the model cannot take samples of shape {list(shape)} (--shape): {reason}"
+        ) from error
     finally:
         hook.remove()
     if not said or said[-1].shape != logits.shape or not torch.equal(said[-1], logits):
-        raise ConfigError("the model must end in its last Linear layer: take out what comes after it, such as a ReLU")
+        raise ConfigError(
+            "the model must end in its last Linear layer: take out what comes after it, such as a ReLU"
+        )
 
 
 def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
@@ -156,5 +178,7 @@ def _difference(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Pat
             expected = [part.numpy() for part in valued(*example)]
         x, y, weight, bias = (part.numpy() for part in example)
         ours = probe.run(x, y[:, 0], np.concatenate([weight.ravel(), bias]))
-        worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True)))
+        worst = max(
+            worst, *(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True))
+        )
     return worst

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedkeep.core.errors import ConfigError, needing, where
-from fedkeep.core.names import did_you_mean
-from fedkeep.core.ports import FleetLearner
+from fedkeep.core.errors import ConfigError, optional_import, where
+from fedkeep.core.protocols import FleetLearner
+from fedkeep.core.registry import did_you_mean
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.loading import load_object
 
@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
 """Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
-TORCH = {"lenet": "fedkeep.learn.torch_models:lenet", "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn"}
+TORCH = {
+    "lenet": "fedkeep.learn.torch_models:lenet",
+    "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
+}
 """Factories of torch modules by name; they take the number of classes."""
 
 
-def learner_for(name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any) -> FleetLearner:
+def learner_for(
+    name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any
+) -> FleetLearner:
     """The learner of a model by name for samples of this shape, in numpy where that suffices.
 
     The option `last_layers` restricts the valued parameters. A factory of one's own takes just the others: it knows
@@ -47,17 +52,25 @@ def learner_for(name: str, sample_shape: tuple[int, ...], classes: int, /, **opt
         raise ConfigError(f"model '{name}' takes {signature(make)}: {error}") from error
     from fedkeep.learn.torch_learner import TorchLearner
 
-    learner = TorchLearner(partial(made_module, partial(make, **options), f"model '{name}'"), last_layers)
+    learner = TorchLearner(
+        partial(made_module, partial(make, **options), f"model '{name}'"), last_layers
+    )
     try:  # so that a wrong shape is told before anything runs
         logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}") from error
+        raise ConfigError(
+            f"model '{name}' cannot take samples of shape {list(sample_shape)}: {reason}"
+        ) from error
     shape = list(logits.shape)
     if len(shape) != 2 or shape[0] != 2:
-        raise ConfigError(f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2")
+        raise ConfigError(
+            f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2"
+        )
     if shape[1] < classes:
-        raise ConfigError(f"model '{name}' has {shape[1]} outputs, and the data has {classes} labels")
+        raise ConfigError(
+            f"model '{name}' has {shape[1]} outputs, and the data has {classes} labels"
+        )
     return learner
 
 
@@ -65,8 +78,10 @@ def torch_factory(name: str) -> "Callable[..., nn.Module]":
     """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
     if ":" not in name and name not in TORCH:
         hint = did_you_mean(name, [*DENSE, *TORCH])
-        raise ConfigError(f"unknown model '{name}': {hint}; your own is written 'package.module:factory'")
-    with needing(f"model '{name}'", "torch"):
+        raise ConfigError(
+            f"unknown model '{name}': {hint}; your own is written 'package.module:factory'"
+        )
+    with optional_import(f"model '{name}'", "torch"):
         importlib.import_module("torch")
     found: Callable[..., nn.Module] = load_object(TORCH.get(name, name))
     if not callable(found):
@@ -83,14 +98,18 @@ def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
     except Exception as error:
         raise ConfigError(f"the factory of {named} raised {where(error)}") from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"the factory of {named} must make a torch.nn.Module, it made {type(module).__name__}")
+        raise ConfigError(
+            f"the factory of {named} must make a torch.nn.Module, it made {type(module).__name__}"
+        )
     return module
 
 
 def _hidden(name: str, options: Mapping[str, Any]) -> Sequence[int]:
     allowed = ["hidden"] if DENSE[name] else []
     for option in options.keys() - allowed:
-        raise ConfigError(f"model '{name}' has no option '{option}': it takes {', '.join(allowed) or 'none'}")
+        raise ConfigError(
+            f"model '{name}' has no option '{option}': it takes {', '.join(allowed) or 'none'}"
+        )
     hidden: Sequence[int] = options.get("hidden", DENSE[name])
     if isinstance(hidden, str) or not all(isinstance(width, int) and width > 0 for width in hidden):
         raise ConfigError(f"'hidden' must be a list of layer widths, got {hidden!r}")

@@ -19,7 +19,7 @@ from torch.random import fork_rng
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.backends import Layout, require_layers
-from fedkeep.learn.chain import FastPool, chain_of, replaced, tiling
+from fedkeep.learn.batched_layers import FastPool, chain_of, replaced, tiling
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
@@ -46,7 +46,9 @@ class Network:
 
     def __init__(self, module: nn.Module, last_layers: int | None) -> None:
         for name, part in module.named_modules():
-            keeps_statistics = isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
+            keeps_statistics = (
+                isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
+            )
             if keeps_statistics and not isinstance(part, FrozenNorm):
                 raise FedkeepError(
                     f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
@@ -68,7 +70,9 @@ class Network:
             parameter.data = view
         self.valued_layers = layers[-require_layers(last_layers, len(layers)) :]
         numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._firsts = [numbers[id(next(layer.parameters(recurse=False)))] for layer in self.valued_layers]
+        self._firsts = [
+            numbers[id(next(layer.parameters(recurse=False)))] for layer in self.valued_layers
+        ]
         self.valued = self.layout.since(self._firsts[0])
         self.valued_parameters = self.parameters[self._firsts[0] :]
         self._loaded: object = None
@@ -120,7 +124,9 @@ class Network:
             for parameter in parameters:
                 parameter.requires_grad_(False)
 
-    def observe(self, x: Tensor, noted: Sequence[nn.Module]) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
+    def observe(
+        self, x: Tensor, noted: Sequence[nn.Module]
+    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
         """The logits, and the input and output of every call of each layer `noted`.
 
         Autograd knows how the logits follow from the first of those outputs.
@@ -153,8 +159,14 @@ class FrozenNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
-        normal = (x - self.running_mean.view(shape)) * torch.rsqrt(self.running_var.view(shape) + self.eps)
-        return normal if self.weight is None else normal * self.weight.view(shape) + self.bias.view(shape)
+        normal = (x - self.running_mean.view(shape)) * torch.rsqrt(
+            self.running_var.view(shape) + self.eps
+        )
+        return (
+            normal
+            if self.weight is None
+            else normal * self.weight.view(shape) + self.bias.view(shape)
+        )
 
 
 def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:

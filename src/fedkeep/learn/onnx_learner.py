@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.errors import DataError, needing
-from fedkeep.core.ports import Job
+from fedkeep.core.errors import DataError, optional_import
+from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.backends import Layout, TracedMeasurements
 from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
@@ -39,11 +39,11 @@ _Fields: TypeAlias = dict[int, list[tuple[int, int, int]]]
 class OnnxMeasurements(TracedMeasurements):
     """What a last linear layer sees in a batch, by its closed form; the session runs once, when it is first asked.
 
-    Asked for projections first, the session gives them with the rest: for a single sample a few calls into numpy would
+    PendingRequest for projections first, the session gives them with the rest: for a single sample a few calls into numpy would
     cost more than the network itself.
     """
 
-    def __init__(self, probe: "OnnxProbe", batch: Batch) -> None:
+    def __init__(self, probe: "OnnxGradientProbe", batch: Batch) -> None:
         # Nothing more: this is done for every single sample.
         self._probe, self._batch, self._n, self._c = probe, batch, len(batch.y), 0
         self._seen: list[AnyArray] | None = None
@@ -51,7 +51,9 @@ class OnnxMeasurements(TracedMeasurements):
     @cached_property
     def _trace(self) -> DenseTrace:
         """Of the last layer, as one of C models."""
-        self._seen = self._seen or self._probe.run(self._batch.x, self._batch.y, self._probe.nowhere)
+        self._seen = self._seen or self._probe.run(
+            self._batch.x, self._batch.y, self._probe.nowhere
+        )
         _, activations, logits = self._seen
         return DenseTrace(lambda: ([activations[None]], logits[None]), self._batch.y[None])
 
@@ -62,7 +64,7 @@ class OnnxMeasurements(TracedMeasurements):
         return self._seen[0][:, 0].astype(np.float64)
 
 
-class OnnxProbe:
+class OnnxGradientProbe:
     """A frozen model in an ONNX Runtime session."""
 
     def __init__(self, data: bytes, shape: tuple[int, ...], head: Layout) -> None:
@@ -98,24 +100,32 @@ class OnnxLearner:
         except OSError as error:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
         if not self._data or self._data.startswith(PICKLE_STARTS):
-            raise DataError(f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`")
+            raise DataError(
+                f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`"
+            )
         notes, tensors = _parsed(self._data)
         if LAYOUT_KEY not in notes:
-            raise DataError(f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`")
+            raise DataError(
+                f"{path} does not give {', '.join(OUTPUTS)}: write it by `fedkeep export`"
+            )
         described = json.loads(notes[LAYOUT_KEY])
-        self.layout = Layout(tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"]))
+        self.layout = Layout(
+            tuple(described["names"]), tuple(tuple(shape) for shape in described["shapes"])
+        )
         self._shape = tuple(described["sample"])
         self._places = []
         for name, part in zip(self.layout.names, self.layout.slices, strict=True):
             kind, start, end = tensors.get(name, (0, 0, 0))
             if kind != _FLOAT or end - start != 4 * (part.stop - part.start):
-                raise DataError(f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`")
+                raise DataError(
+                    f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`"
+                )
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
         self._head = DenseLearner((inputs, outputs))
         self.tail = self._head.tail
         self.size, self.gradient_size = self.layout.size, self._head.size
-        self._loaded: tuple[Vector, OnnxProbe] | None = None
+        self._loaded: tuple[Vector, OnnxGradientProbe] | None = None
 
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - the file holds the first model
         parts = [np.frombuffer(self._data[start:end], "<f4") for start, end, _ in self._places]
@@ -128,12 +138,15 @@ class OnnxLearner:
             data[start:end] = np.asarray(model[part], dtype="<f4").tobytes()
         return bytes(data)
 
-    def probe(self, model: Vector) -> OnnxProbe:
+    def probe(self, model: Vector) -> OnnxGradientProbe:
         if self._loaded is None or self._loaded[0] is not model:
-            self._loaded = (model, OnnxProbe(self.file_of(model), self._shape, self._head.layout))
+            self._loaded = (
+                model,
+                OnnxGradientProbe(self.file_of(model), self._shape, self._head.layout),
+            )
         return self._loaded[1]
 
-    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+    def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
         """Softmax regression on the activations, which do not change while the body does not."""
         body = self.size - self._head.size
         activations = self.probe(model).measure(job.batch).activations()
@@ -149,7 +162,7 @@ class OnnxLearner:
 
 def session(data: bytes) -> Any:
     """A session that uses one thread and gives memory back: the device has other work."""
-    with needing("an ONNX model", "onnx"):
+    with optional_import("an ONNX model", "onnx"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1

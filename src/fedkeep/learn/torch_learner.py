@@ -15,10 +15,16 @@ from torch import Tensor, nn
 from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.core.ports import Job, Measurements
+from fedkeep.core.protocols import PerSampleGradients, TrainingJob
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
-from fedkeep.learn.backends import BatchMeasurements, ChunkedMeasurements, FrozenModel, TracedMeasurements, descend
-from fedkeep.learn.chain import Linear, Pass, is_bilinear
+from fedkeep.learn.backends import (
+    BatchMeasurements,
+    ChunkedMeasurements,
+    FrozenModel,
+    TracedMeasurements,
+    local_sgd,
+)
+from fedkeep.learn.batched_layers import Linear, Pass, is_bilinear
 from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
@@ -43,12 +49,18 @@ class TorchLearner:
     (5,)
     """
 
-    def __init__(self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK) -> None:
+    def __init__(
+        self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK
+    ) -> None:
         self._factory, self._chunk = factory, chunk
         self._network = network = Network(factory(), last_layers)
-        self.layout, self.size, self.gradient_size = network.layout, network.layout.size, network.valued.size
+        self.layout, self.size, self.gradient_size = (
+            network.layout,
+            network.layout.size,
+            network.valued.size,
+        )
         self.tail, self.load_statistics = network.tail, network.load_statistics
-        self._descend = partial(descend, self.layout, self.gradient_size, as_tensor)
+        self._descend = partial(local_sgd, self.layout, self.gradient_size, as_tensor)
         self._ways: tuple[MeasurementsClass, bool] | None = None
 
     def initial(self, seed: int) -> Vector:
@@ -61,15 +73,23 @@ class TorchLearner:
     def probe(self, model: Vector) -> FrozenModel:
         return FrozenModel(self, model)
 
-    def measure_many(self, models: Sequence[Vector], batches: Sequence[Batch]) -> list[Measurements]:
+    def measure_many(
+        self, models: Sequence[Vector], batches: Sequence[Batch]
+    ) -> list[PerSampleGradients]:
         """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
-        small = [c for c, batch in enumerate(batches) if 0 < len(batch) <= min(_TRACED_SAMPLES, self._chunk)]
+        small = [
+            c
+            for c, batch in enumerate(batches)
+            if 0 < len(batch) <= min(_TRACED_SAMPLES, self._chunk)
+        ]
         if not small or not self._ways_for(models[small[0]], batches[small[0]])[1]:
             small = []
-        measured: dict[int, Measurements] = {}
+        measured: dict[int, PerSampleGradients] = {}
         for start in range(0, len(small), _TRACED_MODELS):
             group = small[start : start + _TRACED_MODELS]
-            trace = ChainTrace(self._network, [models[c] for c in group], [batches[c] for c in group])
+            trace = ChainTrace(
+                self._network, [models[c] for c in group], [batches[c] for c in group]
+            )
             for place, c in enumerate(group):
                 measured[c] = TracedMeasurements(trace, len(batches[c]), place)
         return [measured.get(c) or self._alone(models[c], batches[c]) for c in range(len(batches))]
@@ -77,7 +97,9 @@ class TorchLearner:
     def _alone(self, model: Vector, batch: Batch) -> BatchMeasurements:
         if 0 < len(batch) <= self._chunk:
             return self._ways_for(model, batch)[0](self._network, model, batch)
-        return ChunkedMeasurements(partial(self._alone, model), batch, self._chunk, self.gradient_size)
+        return ChunkedMeasurements(
+            partial(self._alone, model), batch, self._chunk, self.gradient_size
+        )
 
     def _ways_for(self, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
         if self._ways is None:
@@ -85,10 +107,12 @@ class TorchLearner:
                 self._ways = ways_to_measure(self._network, model, batch)
         return self._ways
 
-    def train(self, model: Vector, job: Job, local: LocalTraining) -> Vector:
+    def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
         return self.train_many(model, [job], local)[0]
 
-    def train_many(self, model: Vector, jobs: Sequence[Job], local: LocalTraining) -> list[Vector]:
+    def train_many(
+        self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
+    ) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
         network = self._network
         most = max((len(job.batch) for job in jobs), default=0)
@@ -103,38 +127,56 @@ class TorchLearner:
                 trained.append(network.flat.numpy().copy())
         return trained
 
-    def _chained(self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
+    def _chained(
+        self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> Sequence[Tensor]:
         """Of models of a chain of layers, by matrix products; samples that only pad a short batch have no share."""
         passed = Pass(self._network.chain or [], parameters, x)
         return passed.gradients(output_error(passed.logits, y).mul_(share[:, None]))
 
-    def _differentiated(self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor) -> Sequence[Tensor]:
+    def _differentiated(
+        self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> Sequence[Tensor]:
         """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
         network = self._network
         total: Sequence[Tensor] = ()
-        for part, labels, own in zip(*(torch.split(rows[0], CHUNK) for rows in (x, y, share)), strict=True):
+        for part, labels, own in zip(
+            *(torch.split(rows[0], CHUNK) for rows in (x, y, share)), strict=True
+        ):
             logits = network.module(part)
             error = output_error(logits.detach(), labels).mul_(own[:, None])
-            found = torch.autograd.grad((logits * error).sum(), network.parameters, materialize_grads=True)
-            total = [one + other for one, other in zip(total, found, strict=True)] if total else found
+            found = torch.autograd.grad(
+                (logits * error).sum(), network.parameters, materialize_grads=True
+            )
+            total = (
+                [one + other for one, other in zip(total, found, strict=True)] if total else found
+            )
         return total
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         network = self._network
         with network.loaded(model, frozen=False):
-            return torch.cat([network.module(part) for part in torch.split(as_tensor(x), CHUNK)]).numpy()
+            return torch.cat(
+                [network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
+            ).numpy()
 
 
-def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
+def ways_to_measure(
+    network: Network, model: Vector, batch: Batch
+) -> tuple[MeasurementsClass, bool]:
     """The fastest measurements that are exact for this module, and whether one pass of many models is exact, too.
 
     Three different samples, made from the first of a batch, must be seen as plain backprop of each alone sees them.
     """
-    x = np.stack([np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)])
+    x = np.stack(
+        [np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)]
+    )
     three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
     alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
     together = AutogradMeasurements(network, model, three).losses()
-    if not np.allclose(together, np.concatenate([one.losses() for one in alone]), rtol=_TOLERANCE, atol=_TOLERANCE):
+    if not np.allclose(
+        together, np.concatenate([one.losses() for one in alone]), rtol=_TOLERANCE, atol=_TOLERANCE
+    ):
         raise FedkeepError(
             "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
             "gradient of its own: replace the layer that mixes samples"
@@ -144,14 +186,21 @@ def ways_to_measure(network: Network, model: Vector, batch: Batch) -> tuple[Meas
     norms = np.linalg.norm(gradients, axis=1)
     margin = _TOLERANCE * (float(np.linalg.norm(direction) * norms.max()) + 1e-12)
 
-    def is_exact(seen: Measurements) -> bool:
+    def is_exact(seen: PerSampleGradients) -> bool:
         try:
-            right = np.allclose(seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin)
+            right = np.allclose(
+                seen.projections(direction), gradients @ direction, rtol=0.0, atol=margin
+            )
             return right and np.allclose(seen.norms(), norms, rtol=_TOLERANCE)
-        except (RuntimeError, ValueError):  # a layer called twice or never, or an output changed in place
+        except (
+            RuntimeError,
+            ValueError,
+        ):  # a layer called twice or never, or an output changed in place
             return False
 
-    closed = all(map(is_bilinear, network.valued_layers)) and is_exact(TorchMeasurements(network, model, three))
+    closed = all(map(is_bilinear, network.valued_layers)) and is_exact(
+        TorchMeasurements(network, model, three)
+    )
     chained = network.chain is not None and network.chain[-1][0] is Linear
     traced = chained and is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), 3))
     return TorchMeasurements if closed else AutogradMeasurements, traced
@@ -176,4 +225,6 @@ def add_to_gradients(module: nn.Module, correction: Vector) -> None:
             parameter.grad = part.clone() if parameter.grad is None else parameter.grad.add_(part)
             left = left[:cut]
     if len(left):
-        raise ConfigError(f"a correction of {len(correction)} numbers does not fit this model: give it the one synced")
+        raise ConfigError(
+            f"a correction of {len(correction)} numbers does not fit this model: give it the one synced"
+        )

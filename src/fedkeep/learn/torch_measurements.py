@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedkeep.core.ports import Measurements
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, Outer, padded
-from fedkeep.learn.chain import Pass
+from fedkeep.learn.batched_layers import Pass
 from fedkeep.learn.network import Network, as_tensor, losses, output_error
 
 _BLOCK = 1 << 20
@@ -45,13 +45,18 @@ class Placed(Outer):
         toward, rest = as_tensor(direction).tensor_split([weight.numel()])
         own = toward.view(weight.shape), rest if self.bias else None
         linear = isinstance(self.layer, nn.Linear)
-        response = F.linear(self.a, *own) if linear else torch.convolution(self.a, *own, *self._geometry())
+        response = (
+            F.linear(self.a, *own) if linear else torch.convolution(self.a, *own, *self._geometry())
+        )
         response *= self.e
         return response.sum(tuple(range(1, response.dim()))).numpy()
 
     def add_up(self, shares: Vector, out: Vector) -> None:
         e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
-        torch.cat([gradient.reshape(-1) for gradient in self._summed(self.a, e)], out=torch.from_numpy(out))
+        torch.cat(
+            [gradient.reshape(-1) for gradient in self._summed(self.a, e)],
+            out=torch.from_numpy(out),
+        )
 
     def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
         """The gradients of the weight and, where there is one, the bias, summed over these samples."""
@@ -60,7 +65,9 @@ class Placed(Outer):
             a, e = a.flatten(0, -2), e.flatten(0, -2)
             return [e.T @ a, e.sum(0)] if self.bias else [e.T @ a]
         shape, wanted = [layer.out_channels], [False, True, self.bias]
-        back = torch.ops.aten.convolution_backward(e, a, layer.weight, shape, *self._geometry(), wanted)
+        back = torch.ops.aten.convolution_backward(
+            e, a, layer.weight, shape, *self._geometry(), wanted
+        )
         return list(back[1 : 2 + self.bias])
 
     def _gradients(self) -> Iterator[list[Tensor]]:
@@ -73,7 +80,14 @@ class Placed(Outer):
     def _geometry(self) -> tuple[Any, ...]:
         """Stride, padding and dilation, not transposed, no output padding, and groups of a convolution."""
         layer = self.layer
-        return layer.stride, layer.padding, layer.dilation, False, [0] * len(layer.stride), layer.groups
+        return (
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            False,
+            [0] * len(layer.stride),
+            layer.groups,
+        )
 
 
 class TorchMeasurements(FactoredMeasurements):
@@ -118,18 +132,24 @@ class TorchMeasurements(FactoredMeasurements):
         self._noted = []
         for layer, a, e in zip(layers, inputs, errors, strict=True):
             biased, plain = layer.bias is not None, isinstance(layer, nn.Linear) and a.dim() == 2
-            self._noted.append(Outer(a.numpy(), e.numpy(), biased) if plain else Placed(a, e, biased, layer))
+            self._noted.append(
+                Outer(a.numpy(), e.numpy(), biased) if plain else Placed(a, e, biased, layer)
+            )
         return self._noted
 
 
 class ChainTrace:
     """Of a chain of layers: C models, each over its own few samples, in one pass."""
 
-    def __init__(self, network: Network, models: Sequence[Vector], batches: Sequence[Batch]) -> None:
+    def __init__(
+        self, network: Network, models: Sequence[Vector], batches: Sequence[Batch]
+    ) -> None:
         self._network, self._batches = network, batches
         self._y = as_tensor(padded([batch.y for batch in batches]))
         shared = all(model is models[0] for model in models)
-        whole = as_tensor(models[0]).expand(len(models), -1) if shared else as_tensor(np.stack(models))
+        whole = (
+            as_tensor(models[0]).expand(len(models), -1) if shared else as_tensor(np.stack(models))
+        )
         self._parameters: list[Tensor] = network.layout.views(whole)
 
     @cached_property
@@ -184,12 +204,18 @@ class AutogradMeasurements(BatchMeasurements):
             with network.differentiable(parameters):
                 found = self._losses()
                 v = torch.ones_like(found, requires_grad=True)
-                mixed = torch.autograd.grad(found, parameters, v, create_graph=True, materialize_grads=True)
-            used = [(part, tangent) for part, tangent in zip(mixed, tangents, strict=True) if part.requires_grad]
+                mixed = torch.autograd.grad(
+                    found, parameters, v, create_graph=True, materialize_grads=True
+                )
+            used = [
+                (part, tangent)
+                for part, tangent in zip(mixed, tangents, strict=True)
+                if part.requires_grad
+            ]
             parts, along = zip(*used, strict=True)
             return torch.autograd.grad(parts, v, along)[0].double().numpy()
 
-    def inner(self, other: Measurements) -> Scores:
+    def inner(self, other: PerSampleGradients) -> Scores:
         return self._inner(of_kind(AutogradMeasurements, other), self._network.valued.names)
 
     def head_norms(self) -> Scores:
@@ -213,20 +239,26 @@ class AutogradMeasurements(BatchMeasurements):
 
     def _inner(self, other: "AutogradMeasurements", names: Sequence[str]) -> Scores:
         """<grad_i, grad'_i> over the parameters `names`, from the gradients of a few samples at a time."""
-        size = max(1, 2 * _BLOCK // sum(self._network.module.get_parameter(name).numel() for name in names))
+        size = max(
+            1, 2 * _BLOCK // sum(self._network.module.get_parameter(name).numel() for name in names)
+        )
         theirs = None if other is self else other._gradients(size, names)
         return _inner_products(self._gradients(size, names), theirs)
 
     def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
         """The gradient of every sample by each parameter of `names`, (n, *shape), `size` samples at a time."""
         module = self._network.module
-        of_one = grad(lambda own, x, y: losses(functional_call(module, own, (x[None],)), y[None])[0])
+        of_one = grad(
+            lambda own, x, y: losses(functional_call(module, own, (x[None],)), y[None])[0]
+        )
         for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
             with self._loaded(), sdpa_kernel(SDPBackend.MATH):
                 own = {name: module.get_parameter(name).detach() for name in names}
                 try:
                     found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
-                except RuntimeError:  # not every layer can be mapped over (recurrent ones, for instance)
+                except (
+                    RuntimeError
+                ):  # not every layer can be mapped over (recurrent ones, for instance)
                     singles = [of_one(own, *pair) for pair in zip(x, y, strict=True)]
                     found = [torch.stack([single[name] for single in singles]) for name in names]
             yield found
@@ -238,5 +270,8 @@ def _inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]]
     Without `theirs` it is the squared norms: gradients are made once then.
     """
     pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
-    parts = [[(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)] for pair in pairs]
+    parts = [
+        [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)]
+        for pair in pairs
+    ]
     return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.errors import needing
+from fedkeep.core.errors import optional_import
 from fedkeep.core.types import AnyArray, FloatArray
 
 NormalSource: TypeAlias = Callable[[int], FloatArray]
@@ -23,7 +23,7 @@ _DRAWS_PER_NORMAL = 4
 @cache
 def budget_cost(epsilon: float, delta: float) -> float:
     """The total cost that (epsilon, delta) allows."""
-    with needing("privacy accounting", "privacy"):
+    with optional_import("privacy accounting", "privacy"):
         from dp_accounting import get_sigma_gaussian
     return float(get_sigma_gaussian(epsilon, delta)) ** -2
 
@@ -32,7 +32,7 @@ def epsilon_spent(cost: float, delta: float) -> float:
     """The epsilon at `delta` of Gaussian releases whose costs sum to `cost`."""
     if cost == 0:
         return 0.0
-    with needing("privacy accounting", "privacy"):
+    with optional_import("privacy accounting", "privacy"):
         from dp_accounting import get_epsilon_gaussian
     return float(get_epsilon_gaussian(cost**-0.5, delta))
 
@@ -53,4 +53,6 @@ def system_normal(size: int) -> FloatArray:
     bits = np.frombuffer(secrets.token_bytes(16 * count), dtype=np.uint64).reshape(2, count)
     radius, angle = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     draws = np.sqrt(-2.0 * np.log(radius)) * np.cos(2.0 * np.pi * angle)
-    return np.asarray(draws.reshape(_DRAWS_PER_NORMAL, size).sum(axis=0) / math.sqrt(_DRAWS_PER_NORMAL))
+    return np.asarray(
+        draws.reshape(_DRAWS_PER_NORMAL, size).sum(axis=0) / math.sqrt(_DRAWS_PER_NORMAL)
+    )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.bounds import within
+from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.gaussian import budget_cost
 
@@ -54,15 +54,26 @@ class PrivacyOptions:
     """On a device: the key-holder's public key, as `fedkeep keyholder show` says; profiles are sealed to no other."""
 
     def __post_init__(self) -> None:
-        within(self, "epsilon", "clip", "model_clip", "profile_bound", "releases", above=0, below=math.inf)
-        within(self, "resends", least=0)
-        within(self, "sum_threshold", least=0.5, most=1)
-        within(self, "sum_least", least=2)
-        within(self, "delta", above=0, below=1)
+        check_range(
+            self,
+            "epsilon",
+            "clip",
+            "model_clip",
+            "profile_bound",
+            "releases",
+            above=0,
+            below=math.inf,
+        )
+        check_range(self, "resends", least=0)
+        check_range(self, "sum_threshold", least=0.5, most=1)
+        check_range(self, "sum_least", least=2)
+        check_range(self, "delta", above=0, below=1)
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
         if self.epsilon is not None and not self.protect:
-            raise ValueError('protect must name at least one of "estimator", "model", "profile" where epsilon is set')
+            raise ValueError(
+                'protect must name at least one of "estimator", "model", "profile" where epsilon is set'
+            )
         if len(set(self.protect)) != len(self.protect):
             raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
 
@@ -93,7 +104,9 @@ class PrivacyOptions:
             raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
         estimators = 1 + self.resends if self.unit == "sample" else self.releases
         planned = {"estimator": estimators, "model": self.releases, "profile": 1}
-        return math.sqrt(sum(planned[stream] for stream in self.protect) / budget_cost(self.epsilon, self.delta))
+        return math.sqrt(
+            sum(planned[stream] for stream in self.protect) / budget_cost(self.epsilon, self.delta)
+        )
 
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:

@@ -225,7 +225,17 @@ class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
 
 
 Line: TypeAlias = (
-    Header | Evaluation | Round | GistLine | PlanLine | HoldingsLine | DeviceLine | Members | PrivacyLine | End | Timing
+    Header
+    | Evaluation
+    | Round
+    | GistLine
+    | PlanLine
+    | HoldingsLine
+    | DeviceLine
+    | Members
+    | PrivacyLine
+    | End
+    | Timing
 )
 KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Line))
 
@@ -278,7 +288,9 @@ def stamp(raw: bytes) -> Stamp | None:
 def decode(raw: bytes) -> Line | None:
     """The line, or None for a kind that this version does not know."""
     if is_intact(raw) is False:
-        raise DataError("damaged: its checksum does not fit; delete the file and run again with --resume")
+        raise DataError(
+            "damaged: its checksum does not fit; delete the file and run again with --resume"
+        )
     try:
         return _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

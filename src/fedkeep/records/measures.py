@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedkeep.core.plan import Plan
+from fedkeep.core.planning.plan import Plan
 from fedkeep.records.lines import Evaluation, GistLine, PlanLine, Round
 from fedkeep.records.runs import Run
 
@@ -143,7 +143,10 @@ def difference(values: Sequence[float]) -> Difference:
     elif half is not None:
         deviation = half * math.sqrt(seeds) / quantile(0.95, seeds - 1)
         reach = max(size, LEVEL - size)
-        enough = (quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach for n in range(seeds + 1, MOST_SEEDS + 1))
+        enough = (
+            quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach
+            for n in range(seeds + 1, MOST_SEEDS + 1)
+        )
         more = next((n for n, decides in enumerate(enough, start=seeds + 1) if decides), None)
     return Difference(found.mean, half, seeds, verdict, more)
 
@@ -173,7 +176,9 @@ def area(evaluations: Sequence[Evaluation]) -> float:
     rounds = sum(b.round - a.round for a, b in pairs)
     if not rounds:
         return final_accuracy(evaluations)
-    halves = (((a.accuracy or 0.0) + (b.accuracy or 0.0)) / 2 * (b.round - a.round) for a, b in pairs)
+    halves = (
+        ((a.accuracy or 0.0) + (b.accuracy or 0.0)) / 2 * (b.round - a.round) for a, b in pairs
+    )
     return math.fsum(halves) / rounds
 
 
@@ -196,7 +201,9 @@ def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
     return GistLine(round=round_, participations=len(figures), **means)
 
 
-def plan_line(round_: int, plan: Plan, clients_per_label: int | None, regions: Iterable[str] = ()) -> PlanLine:
+def plan_line(
+    round_: int, plan: Plan, clients_per_label: int | None, regions: Iterable[str] = ()
+) -> PlanLine:
     """A plan as it is recorded: of many devices the first only."""
     return PlanLine(
         round=round_,
@@ -211,7 +218,10 @@ def plan_line(round_: int, plan: Plan, clients_per_label: int | None, regions: I
 def pooled(lines: Sequence[GistLine]) -> GistLine:
     """One line for several, each counting by its participations, the median for the reach; there is at least one."""
     count = sum(line.participations for line in lines)
-    sums = {name: math.fsum(getattr(line, name) * line.participations for line in lines) for name in GIST}
+    sums = {
+        name: math.fsum(getattr(line, name) * line.participations for line in lines)
+        for name in GIST
+    }
     means = {name: total / max(count, 1) for name, total in sums.items()}
     # A ratio: where the stored samples' gradient all but vanishes, one line would be all that a mean tells of.
     means["reach"] = statistics.median(line.reach for line in lines)
@@ -220,7 +230,11 @@ def pooled(lines: Sequence[GistLine]) -> GistLine:
 
 def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
     """The first round after the start whose evaluation reaches `target`; None if none does."""
-    reached = (e.round for e in evaluations if e.round > 0 and e.accuracy is not None and e.accuracy >= target)
+    reached = (
+        e.round
+        for e in evaluations
+        if e.round > 0 and e.accuracy is not None and e.accuracy >= target
+    )
     return next(reached, None)
 
 
@@ -247,12 +261,16 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
     ode against fifo is undecided on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
     groups, notes = _grouped(runs)
-    bases = tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]
+    bases = (
+        tuple(bases) or tuple(base for base in BASES if any(key[2] == base for key in groups))[:1]
+    )
     first = (*bases, *BASES)
 
     def order(key: _Key) -> tuple[str, str, int, str]:
         task, setting, method = key
-        rank = first.index(method) if method in first else len(first) + (not method.startswith("ode"))
+        rank = (
+            first.index(method) if method in first else len(first) + (not method.startswith("ode"))
+        )
         return task, setting, rank, method
 
     rows = (_row(key, groups, bases) for key in sorted(groups, key=order))
@@ -265,18 +283,26 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
     measures = {name: estimate(list(map(of, curves.values()))) for name, of in MEASURES.items()}
     finished = sum(run.end is not None for run in runs.values())
     gists = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
-    gist = {name: estimate([getattr(seed, name) for seed in gists]) for name in GIST} if gists else {}
+    gist = (
+        {name: estimate([getattr(seed, name) for seed in gists]) for name in GIST} if gists else {}
+    )
     ratios, differences = [], []
     for base in bases:
         others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
         ratios.append(ratio(curves, base, others))
         paired = []
-        for seed in sorted(curves.keys() & others.keys()) if base != key[2] else ():  # as far as both runs of it got
+        for seed in (
+            sorted(curves.keys() & others.keys()) if base != key[2] else ()
+        ):  # as far as both runs of it got
             both = (curves[seed], others[seed])
             last = min(curve[-1].round for curve in both)
             paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
-        found = {name: [of(own) - of(other) for own, other in paired] for name, of in MEASURES.items()}
-        differences.append({name: difference(each) for name, each in found.items()} if paired else None)
+        found = {
+            name: [of(own) - of(other) for own, other in paired] for name, of in MEASURES.items()
+        }
+        differences.append(
+            {name: difference(each) for name, each in found.items()} if paired else None
+        )
     return Row(*key, len(runs), finished, measures, tuple(ratios), tuple(differences), gist)
 
 
@@ -299,11 +325,17 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]
     unfinished: list[str] = []
     for run in runs:
         header, evaluations = run.header, run.evaluations
-        seeds = groups.setdefault((header.task, header.setting, header.method), {}) if evaluations else {}
+        seeds = (
+            groups.setdefault((header.task, header.setting, header.method), {})
+            if evaluations
+            else {}
+        )
         if not evaluations:
             notes.append(f"{header.run}: left out, no evaluation yet")
         elif header.seed in seeds:
-            notes.append(f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed")
+            notes.append(
+                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed"
+            )
         else:
             seeds[header.seed] = run
             reasons: Counter[str] = Counter()

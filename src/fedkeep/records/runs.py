@@ -12,14 +12,29 @@ from typing import TypeVar
 
 import fedkeep
 from fedkeep.core.errors import DataError
-from fedkeep.records.lines import End, Evaluation, Header, Line, Round, Timing, decode, encode, is_intact, stamp
+from fedkeep.records.lines import (
+    End,
+    Evaluation,
+    Header,
+    Line,
+    Round,
+    Timing,
+    decode,
+    encode,
+    is_intact,
+    stamp,
+)
 
 Kind = TypeVar("Kind", bound=Line)
 
 
 def versions() -> dict[str, str]:
     """What the numbers of a run may depend on besides its options."""
-    found = {"fedkeep": fedkeep.__version__, "python": platform.python_version(), "machine": platform.machine()}
+    found = {
+        "fedkeep": fedkeep.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     for package in ("numpy", "torch"):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -102,7 +117,9 @@ def _opened(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(file)
-        raise DataError(f"{path} is being written by another process: let it finish, or stop it first") from None
+        raise DataError(
+            f"{path} is being written by another process: let it finish, or stop it first"
+        ) from None
     os.ftruncate(file, path.read_bytes().rfind(b"\n") + 1)
     return file
 
@@ -139,7 +156,9 @@ def _lines(path: Path) -> Iterator[Line]:
     checked = False
     for number, raw in enumerate(Tail(path).read()[1], start=1):
         if checked and is_intact(raw) is None:
-            raise DataError(f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume")
+            raise DataError(
+                f"{path}, line {number}: damaged, it has lost its checksum; run again with --resume"
+            )
         checked = checked or is_intact(raw) is not None
         try:
             line = decode(raw)
@@ -169,7 +188,9 @@ def read_run(path: Path) -> Run:
 
 def run_paths(directory: Path) -> list[Path]:
     """The files under `directory` that begin as the record of a run, in the order of their names."""
-    return sorted(path for path in directory.rglob("*.jsonl") if path.is_file() and begins_with_header(path))
+    return sorted(
+        path for path in directory.rglob("*.jsonl") if path.is_file() and begins_with_header(path)
+    )
 
 
 def begins_with_header(path: Path) -> bool:
@@ -196,7 +217,9 @@ def is_intact_until(path: Path, round_: int) -> bool:
 def read_runs(directory: Path) -> list[Run]:
     """All runs under `directory`, which must hold at least one."""
     if not directory.is_dir():
-        raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` wrote to")
+        raise DataError(
+            f"{directory} is not a directory; give the one that `fedkeep run --out` wrote to"
+        )
     runs = [read_run(path) for path in run_paths(directory)]
     if not runs:
         raise DataError(f"no runs in {directory}: it holds no .jsonl file that `fedkeep run` wrote")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeep.core.errors import needing
+from fedkeep.core.errors import optional_import
 from fedkeep.records.measures import Comparison, MeanOverSeeds, Ratio, Row
 from fedkeep.records.runs import Run, read_runs
 
@@ -31,7 +31,7 @@ def frame(runs: Path | str | Iterable[Run]) -> "DataFrame":
     >>> frame([]).columns.tolist()[:6]
     ['task', 'setting', 'method', 'seed', 'round', 'accuracy']
     """
-    with needing("a pandas frame", "frame"):
+    with optional_import("a pandas frame", "frame"):
         import pandas
     found = read_runs(Path(runs)) if isinstance(runs, Path | str) else runs
     return pandas.DataFrame(rows(found), columns=[*_RUN, *EVALUATED, "finished"])
@@ -75,9 +75,15 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
     for title, rows in groups.items():
         names, values = ("final", "best", "area"), []
         for row in rows:
-            seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
-            values.append((row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names)))
-        yield ReportTable(title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values))
+            seeds = (
+                str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
+            )
+            values.append(
+                (row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names))
+            )
+        yield ReportTable(
+            title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values)
+        )
         for place, base in enumerate(comparison.bases):
             compared = tuple(
                 (
@@ -90,10 +96,14 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
                 if (found := row.differences[place]) is not None
             )
             if compared:
-                yield ReportTable(f"{title}: against {base}", ("method", "is", *names, "rounds"), compared)
+                yield ReportTable(
+                    f"{title}: against {base}", ("method", "is", *names, "rounds"), compared
+                )
         gists = []
         for row in (row for row in rows if row.gist):
-            trust, likeness, reach = (_figure(row.gist[name], _PERCENT) for name in ("trust", "likeness", "reach"))
+            trust, likeness, reach = (
+                _figure(row.gist[name], _PERCENT) for name in ("trust", "likeness", "reach")
+            )
             gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
         if gists:
             columns = ("method", "trust", "likeness", "worth in samples", "reach")
@@ -116,7 +126,9 @@ def _speedup(ratio: Ratio) -> str:
 def sentences(comparison: Comparison) -> list[str]:
     """What the final accuracies say against the first base, a sentence a method."""
     said = []
-    for row, differences in ((row, row.differences[0]) for row in comparison.rows if row.differences):
+    for row, differences in (
+        (row, row.differences[0]) for row in comparison.rows if row.differences
+    ):
         if differences is None:
             continue
         found, base = differences["final"], comparison.bases[0]

@@ -5,27 +5,27 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.config.experiment import Experiment
+from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import Estimate
 from fedkeep.core.policies.full_data import FullData
-from fedkeep.core.ports import FleetLearner, Probe
+from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
 from fedkeep.data import Federation, Ownership, Progress, Stream, Task
-from fedkeep.fleet.options import RegionOptions
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
-from fedkeep.sim.experiment import Experiment
-from fedkeep.sim.fleet import FullFleet, Guards, Oracle, SimulatedFleet
-from fedkeep.sim.rivals import Rival, rival_for
+from fedkeep.sim.baselines import Baseline, baseline_for
+from fedkeep.sim.fleet import DeviceMechanisms, FullFleet, Oracle, SimulatedFleet
 
 
 @dataclass(eq=False)
-class Ground:
+class SimulationContext:
     """What the devices of an experiment have in common; each is made from it without the others."""
 
     experiment: Experiment
@@ -40,7 +40,11 @@ class Ground:
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
-        experiment, profile, known = self.experiment, self.experiment.profile, self.velocities[number]
+        experiment, profile, known = (
+            self.experiment,
+            self.experiment.profile,
+            self.velocities[number],
+        )
         made = Device(
             self.learner,
             experiment.policy,
@@ -48,7 +52,9 @@ class Ground:
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
-            meter=VelocityMeter(self.regions.count, profile.window) if profile.measured else KnownVelocity(known),
+            meter=VelocityMeter(self.regions.count, profile.window)
+            if profile.measured
+            else KnownVelocity(known),
             after_use=experiment.storage.rule(),
             weighting=experiment.weights,
             options=experiment.storage.device(experiment.estimator),
@@ -56,29 +62,29 @@ class Ground:
             clip=experiment.privacy.clip if experiment.privacy.protects("estimator") else None,
             seed=child_seed(experiment.seed, "device", number),
         )
-        made.install(self.model, direction)
+        made.set_model(self.model, direction)
         return made
 
 
 @dataclass(eq=False, kw_only=True)
-class Assembly(Ground):
+class Assembly(SimulationContext):
     """A simulation's parts."""
 
     server: Server
     fleet: SimulatedFleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
-    guards: Guards
+    guards: DeviceMechanisms
     """What the devices' reports pass on their way out."""
-    rival: Rival
+    rival: Baseline
     """What else is done about small and unlike stores; nothing, unless `correction` says so."""
 
 
-def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground:
+def simulation_context(experiment: Experiment, data: Federation | None = None) -> SimulationContext:
     """What is common to the devices, the data loaded unless given.
 
-    >>> from fedkeep.sim.experiment import resolve
-    >>> ground = lay_ground(resolve({"task": {"name": "embedded", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> from fedkeep.config.experiment import resolve
+    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}, "storage": {"capacity": 4}}))
     >>> device = ground.device(0)
     >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
@@ -87,39 +93,50 @@ def lay_ground(experiment: Experiment, data: Federation | None = None) -> Ground
     if data is None:
         data = load_data(experiment.task, experiment.seed)
     if experiment.names["policy"] == "central":  # on one device
-        train, test = (Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test))
+        train, test = (
+            Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test)
+        )
         data = replace(data, train=train, test=test, device_names=None)
     stream = Stream(data, experiment.stream, experiment.seed)
     learner = build_learner(experiment, data)
     model = learner.initial(experiment.model_seed)
     regions, counts = divide(experiment, data, learner.probe(model))
-    velocities: FloatArray = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
-    return Ground(experiment, data, stream, learner, model, regions, velocities)
+    velocities: FloatArray = (
+        counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
+    )
+    return SimulationContext(experiment, data, stream, learner, model, regions, velocities)
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
     """The parts of the experiment, its data loaded unless given.
 
-    >>> from fedkeep.sim.experiment import resolve
+    >>> from fedkeep.config.experiment import resolve
     >>> parts = assemble(resolve({"task": {"name": "embedded", "devices": 3}, "policy": {"name": "fifo"}}))
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """
-    ground = lay_ground(experiment, data)
+    ground = simulation_context(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
     server = experiment.make_server(learner, ground.model, ground.regions.count)
-    guards = Guards(experiment)
+    guards = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
-        profiles = {d: Profile(experiment.storage.capacity, ground.velocities[d]) for d in range(data.devices)}
+        profiles = {
+            d: Profile(experiment.storage.capacity, ground.velocities[d])
+            for d in range(data.devices)
+        }
         server.coordinate(guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
         exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
-        server.estimator.update({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
+        server.estimator.update(
+            {d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()}
+        )
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
-        fleet: SimulatedFleet | FullFleet = FullFleet(learner, stream, experiment.gist, experiment.seed, so_far=so_far)
+        fleet: SimulatedFleet | FullFleet = FullFleet(
+            learner, stream, experiment.gist, experiment.seed, so_far=so_far
+        )
     else:
         direction = server.estimator.direction()
 
@@ -137,7 +154,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         fleet=fleet,
         oracle=oracle if policy.uses_direction and experiment.estimator.name == "exact" else None,
         guards=guards,
-        rival=rival_for(experiment.correction, learner, stream.rates),
+        rival=baseline_for(experiment.correction, learner, stream.rates),
     )
 
 
@@ -165,11 +182,15 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     try:
         learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:
-        raise ConfigError(f"the learner {name} takes (sample_shape, classes) and its options: {error}") from error
+        raise ConfigError(
+            f"the learner {name} takes (sample_shape, classes) and its options: {error}"
+        ) from error
     return learner
 
 
-def divide(experiment: Experiment, data: Federation, probe: Probe) -> tuple[Regions, IntArray]:
+def divide(
+    experiment: Experiment, data: Federation, probe: GradientProbe
+) -> tuple[Regions, IntArray]:
     """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
 
     Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With them comes what a
@@ -182,5 +203,7 @@ def divide(experiment: Experiment, data: Federation, probe: Probe) -> tuple[Regi
         return LabelRegions(data.labels), data.label_counts
     regions: Regions = own.agree(data, probe, experiment.seed) if hasattr(own, "agree") else own
     batches = [data.train_batch(d) for d in range(data.devices)]
-    rows = [np.bincount(regions.assign(b, probe.measure(b)), minlength=regions.count) for b in batches]
+    rows = [
+        np.bincount(regions.assign(b, probe.measure(b)), minlength=regions.count) for b in batches
+    ]
     return regions, np.stack(rows).astype(np.int64)

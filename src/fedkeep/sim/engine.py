@@ -6,18 +6,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator
-from fedkeep.core.ports import Kept, Learner
+from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.state import restore_parts, snapshot_parts
-from fedkeep.core.types import AnyArray, Batch, BoolArray, DeviceId, FloatArray, Report, State, Vector
+from fedkeep.core.types import (
+    AnyArray,
+    Batch,
+    BoolArray,
+    DeviceId,
+    FloatArray,
+    Report,
+    State,
+    Vector,
+)
 from fedkeep.data import Federation
-from fedkeep.learn.judging import judge
+from fedkeep.learn.evaluation import judge
 from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import assemble
-from fedkeep.sim.experiment import Experiment
 from fedkeep.sim.fleet import SimulatedFleet
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
@@ -56,7 +65,7 @@ class RoundRecord:
 class Simulator:
     """A whole experiment in one process: the same `Device` and `Server` as everywhere, caught up lazily.
 
-    >>> from fedkeep.sim.experiment import resolve
+    >>> from fedkeep.config.experiment import resolve
     >>> table = {"task": {"name": "embedded"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
     >>> [record.round for record in Simulator(resolve(table)).run()]
     [1, 2, 3]
@@ -75,7 +84,11 @@ class Simulator:
         """What the run has cost so far, by the names in `TALLIED`."""
         self._population = range(self.parts.data.devices)
         self._k = max(1, round(experiment.train.participation * len(self._population)))
-        self._kept: dict[str, Kept] = {"server": self.server, "rival": self.parts.rival, "guards": self.parts.guards}
+        self._kept: dict[str, Stateful] = {
+            "server": self.server,
+            "rival": self.parts.rival,
+            "guards": self.parts.guards,
+        }
         if isinstance(self.parts.fleet, SimulatedFleet):
             self._kept["fleet"] = self.parts.fleet
 
@@ -84,7 +97,9 @@ class Simulator:
         last = self.experiment.train.rounds if rounds is None else rounds
         while self.server.round < last:
             done = self.server.round + 1
-            yield self.play_round(evaluated=done % self.experiment.record.every == 0 or done == last)
+            yield self.play_round(
+                evaluated=done % self.experiment.record.every == 0 or done == last
+            )
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
@@ -100,7 +115,9 @@ class Simulator:
         counted = {device: reports[device] for device in summary.accepted}
         rate = server.schedule.local(round_).learning_rate
         server.model = parts.rival.step(before, server.model, counted, rate)
-        return RoundRecord(server.round, summary, arrivals, self.evaluate() if evaluated else None, tested)
+        return RoundRecord(
+            server.round, summary, arrivals, self.evaluate() if evaluated else None, tested
+        )
 
     def participants(self, round_: int) -> tuple[DeviceId, ...]:
         """The devices of a round; those of the first are the same for every method under one seed."""
@@ -112,7 +129,9 @@ class Simulator:
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
-        return snapshot_parts(self._kept) | {"tally": np.array([self.tally[name] for name in TALLIED])}
+        return snapshot_parts(self._kept) | {
+            "tally": np.array([self.tally[name] for name in TALLIED])
+        }
 
     def restore(self, state: State) -> None:
         restore_parts(self._kept, state)
@@ -120,7 +139,9 @@ class Simulator:
 
     def _test_first(self, round_: int) -> tuple[int, int]:
         """How much of what arrives anywhere in a round the model has right, and how much it is: test, then train."""
-        batch = Batch.concatenate([self.parts.stream.arrivals(d, round_, round_ + 1) for d in self._population])
+        batch = Batch.concatenate(
+            [self.parts.stream.arrivals(d, round_, round_ + 1) for d in self._population]
+        )
         if not len(batch):
             return 0, 0
         _, right = judge(self.parts.learner, self.server.model, batch.x, batch.y)
@@ -139,7 +160,9 @@ class Simulator:
             self.server.estimator.given = direction
             fleet.adopt(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
-        arrivals = fleet.catch_up(self._population if declared or oracle else participants, round_ + 1)
+        arrivals = fleet.catch_up(
+            self._population if declared or oracle else participants, round_ + 1
+        )
         self.tally["samples_valued"] += arrivals
         if declared:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}

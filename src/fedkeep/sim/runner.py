@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.core.coordination import LabelLimits
+from fedkeep.config.experiment import RunSpec
 from fedkeep.core.errors import DataError
-from fedkeep.core.ports import Fate, Outcome, Stored
+from fedkeep.core.planning.greedy import LabelLimits
+from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.types import Batch, DeviceId
 from fedkeep.data import Federation
-from fedkeep.files import writing
+from fedkeep.files import atomic_write
 from fedkeep.records import Recorder, lines, read_run
 from fedkeep.records.measures import LISTED, gist_line, plan_line
 from fedkeep.records.runs import begins_with_header, is_intact_until, versions
 from fedkeep.sim.engine import TALLIED, ModelScores, RoundRecord, Simulator
-from fedkeep.sim.experiment import Cell
 from fedkeep.sim.fleet import SimulatedFleet
 
 _CHANGES = 12
@@ -31,11 +31,11 @@ Progress = Callable[[int, float | None], None]
 """Called with the rounds done and, where it was measured, the accuracy."""
 
 
-def record_path(cell: Cell, directory: Path) -> Path:
+def record_path(cell: RunSpec, directory: Path) -> Path:
     return directory / f"{cell.name}.jsonl"
 
 
-def is_finished(cell: Cell, directory: Path) -> bool:
+def is_finished(cell: RunSpec, directory: Path) -> bool:
     """Whether the directory holds the whole record of this very experiment."""
     try:
         run = read_run(record_path(cell, directory))
@@ -44,11 +44,13 @@ def is_finished(cell: Cell, directory: Path) -> bool:
     return run.end is not None and run.header.config_hash == cell.experiment.digest()
 
 
-def play(cell: Cell, directory: Path, *, resume: bool = False, progress: Progress | None = None) -> Path:
+def play(
+    cell: RunSpec, directory: Path, *, resume: bool = False, progress: Progress | None = None
+) -> Path:
     """Runs a cell to its end and returns its record's path; with `resume`, from its last checkpoint.
 
     >>> import tempfile
-    >>> from fedkeep.sim.experiment import expand
+    >>> from fedkeep.config.experiment import expand
     >>> table = {"task": {"name": "embedded", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
     >>> [cell] = expand(table)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -93,16 +95,16 @@ def _checkpoint(path: Path) -> Path:
     return path.with_suffix(".checkpoint")
 
 
-def _save(cell: Cell, path: Path, simulator: Simulator, seconds: float) -> None:
+def _save(cell: RunSpec, path: Path, simulator: Simulator, seconds: float) -> None:
     state = simulator.snapshot()
     state["config_hash"], state["seconds"] = np.array(cell.experiment.digest()), np.array(seconds)
     # Names in a zip file are paths: slashes would become folders.
     members: Any = {name.replace("/", "|"): array for name, array in state.items()}
-    with writing(_checkpoint(path)) as file:
+    with atomic_write(_checkpoint(path)) as file:
         np.savez(file, **members)
 
 
-def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
+def _restored(cell: RunSpec, path: Path) -> tuple[Simulator, float] | None:
     """The last checkpoint, and the seconds; None if there is none of this experiment, or the record is damaged."""
     try:
         with np.load(_checkpoint(path), allow_pickle=False) as arrays:
@@ -110,7 +112,9 @@ def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
     except FileNotFoundError:
         return None
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise DataError(f"the checkpoint {_checkpoint(path)} is damaged; delete it to start that run anew") from error
+        raise DataError(
+            f"the checkpoint {_checkpoint(path)} is damaged; delete it to start that run anew"
+        ) from error
     if str(state.pop("config_hash")) != cell.experiment.digest():
         return None
     simulator, seconds = Simulator(cell.experiment), float(state.pop("seconds"))
@@ -118,7 +122,7 @@ def _restored(cell: Cell, path: Path) -> tuple[Simulator, float] | None:
     return (simulator, seconds) if is_intact_until(path, simulator.server.round) else None
 
 
-def _header(cell: Cell, data: Federation) -> lines.Header:
+def _header(cell: RunSpec, data: Federation) -> lines.Header:
     experiment = cell.experiment
     return lines.Header(
         run=cell.name,
@@ -141,14 +145,18 @@ class Observer:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator, self._data = simulator, simulator.parts.data
-        self._fleet = simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
+        self._fleet = (
+            simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
+        )
         regions = simulator.parts.regions
         self._clusters = 0 if isinstance(regions, LabelRegions) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         pictures = image_size(self._data.sample_shape) is not None
         self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None
         watched = simulator.participants(0)[: simulator.experiment.record.devices]
-        self._changes: dict[DeviceId, deque[lines.Change]] = {d: deque(maxlen=_CHANGES) for d in watched}
+        self._changes: dict[DeviceId, deque[lines.Change]] = {
+            d: deque(maxlen=_CHANGES) for d in watched
+        }
         if self._fleet is not None:
             self._fleet.watchers.append(self._watch)
         self._start_anew()
@@ -167,7 +175,9 @@ class Observer:
         self._rounds.append(record)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
-            self._mendings += [did for gist in gists if gist is not None and (did := gist.figures()) is not None]
+            self._mendings += [
+                did for gist in gists if gist is not None and (did := gist.figures()) is not None
+            ]
         if record.evaluation is not None:
             yield from self._account(record.round, record.evaluation)
             self._start_anew()
@@ -183,17 +193,22 @@ class Observer:
     def _account(self, round_: int, evaluated: ModelScores) -> Iterator[lines.Line]:
         summaries = [record.summary for record in self._rounds]
         participants = [device for summary in summaries for device in summary.participants]
-        away = [set(summary.missing) - {refusal.device for refusal in summary.refusals} for summary in summaries]
+        away = [
+            set(summary.missing) - {refusal.device for refusal in summary.refusals}
+            for summary in summaries
+        ]
         yield lines.Round(
             round=round_,
             participants=tuple(sorted(set(participants)))[:LISTED],
             participations=len(participants),
             arrivals=sum(record.arrivals for record in self._rounds),
-            kept=self._fates[Fate.KEPT],
-            replaced=self._fates[Fate.REPLACED],
-            refused=self._fates[Fate.REFUSED],
+            kept=self._fates[OfferResult.KEPT],
+            replaced=self._fates[OfferResult.REPLACED],
+            refused=self._fates[OfferResult.REFUSED],
             dropouts=sum(map(len, away)),
-            refused_reports=Counter(refusal.reason for summary in summaries for refusal in summary.refusals),
+            refused_reports=Counter(
+                refusal.reason for summary in summaries for refusal in summary.refusals
+            ),
             staleness=self._simulator.server.estimator.staleness(round_),
         )
         stores = self._stores()
@@ -202,16 +217,24 @@ class Observer:
             divided = [stores[d].regions if self._clusters else stores[d].batch.y for d in listed]
             filled = tuple(tuple(np.bincount(own, minlength=count).tolist()) for own in divided)
             yield lines.HoldingsLine(round=round_, devices=tuple(listed), filled=filled)
-            yield from (self._device(round_, d, stored) for d, stored in stores.items() if d in self._changes)
+            yield from (
+                self._device(round_, d, stored)
+                for d, stored in stores.items()
+                if d in self._changes
+            )
         if self._mendings:
             yield gist_line(round_, self._mendings)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
             left, delta = spending.left, spending.delta
-            yield lines.PrivacyLine(round=round_, epsilon_spent=spending.spent, epsilon_left=left, delta=delta)
+            yield lines.PrivacyLine(
+                round=round_, epsilon_spent=spending.spent, epsilon_left=left, delta=delta
+            )
         yield self._evaluation(round_, evaluated, stores)
 
-    def _evaluation(self, round_: int, evaluated: ModelScores, stores: dict[DeviceId, Stored]) -> lines.Evaluation:
+    def _evaluation(
+        self, round_: int, evaluated: ModelScores, stores: dict[DeviceId, Stored]
+    ) -> lines.Evaluation:
         accuracy, pairs = evaluated.device_accuracy, _pairs(stores)
         right, tested = (sum(record.tested[i] for record in self._rounds) for i in (0, 1))
         labels = {label for stored in stores.values() for label in stored.batch.y.tolist()}
@@ -220,7 +243,9 @@ class Observer:
             accuracy=evaluated.accuracy,
             loss=evaluated.loss,
             device_accuracy=tuple(accuracy.tolist()) if self._data.devices <= LISTED else (),
-            device_accuracy_quantiles=tuple(np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()),
+            device_accuracy_quantiles=tuple(
+                np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()
+            ),
             worst_tenth=evaluated.worst_tenth,
             label_recall=tuple(evaluated.label_recall.tolist()),
             rare_recall=evaluated.rare_recall,
@@ -237,25 +262,39 @@ class Observer:
         thumbnails: list[str | None] = [None] * len(stored.batch)
         if self._greys is not None:  # on the scale of all the data
             low, high = self._greys
-            grey = np.clip(255 * (stored.batch.x - low) / max(high - low, 1e-12), 0, 255).astype(np.uint8)
+            grey = np.clip(255 * (stored.batch.x - low) / max(high - low, 1e-12), 0, 255).astype(
+                np.uint8
+            )
             thumbnails = [base64.b64encode(picture.tobytes()).decode() for picture in grey]
         rows = zip(*(column.tolist() for column in columns), thumbnails, strict=True)
         slots = tuple(
-            lines.Slot(id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail)
+            lines.Slot(
+                id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail
+            )
             for id_, label, score, arrival, uses, thumbnail in rows
         )
-        capacity, changes = self._simulator.experiment.storage.capacity, tuple(self._changes[device])
-        return lines.DeviceLine(round=round_, device=device, capacity=capacity, slots=slots, changes=changes)
+        capacity, changes = (
+            self._simulator.experiment.storage.capacity,
+            tuple(self._changes[device]),
+        )
+        return lines.DeviceLine(
+            round=round_, device=device, capacity=capacity, slots=slots, changes=changes
+        )
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
         self._fates.update(outcome.fates.tolist())
         if device not in self._changes:
             return
-        for i in np.flatnonzero(outcome.fates != Fate.REFUSED)[-_CHANGES:].tolist():
+        for i in np.flatnonzero(outcome.fates != OfferResult.REFUSED)[-_CHANGES:].tolist():
             id_, label, score = int(batch.ids[i]), int(batch.y[i]), float(outcome.scores[i])
-            fate, displaced = Fate(int(outcome.fates[i])).name.lower(), int(outcome.displaced[i])
+            fate, displaced = (
+                OfferResult(int(outcome.fates[i])).name.lower(),
+                int(outcome.displaced[i]),
+            )
             gone = None if displaced < 0 else displaced
-            self._changes[device].append(lines.Change(id=id_, label=label, score=score, fate=fate, displaced=gone))
+            self._changes[device].append(
+                lines.Change(id=id_, label=label, score=score, fate=fate, displaced=gone)
+            )
 
     def _stores(self) -> dict[DeviceId, Stored]:
         devices = self._fleet.devices if self._fleet is not None else {}
@@ -268,4 +307,6 @@ def _pairs(stores: dict[DeviceId, Stored]) -> set[tuple[DeviceId, int]]:
 
 def image_size(shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Height and width of samples that are grey images; None of any others."""
-    return (shape[1], shape[2]) if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8 else None
+    return (
+        (shape[1], shape[2]) if len(shape) == 3 and shape[0] == 1 and min(shape[1:]) >= 8 else None
+    )

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fedkeep.config import Table
-from fedkeep.core.errors import FedkeepError, needing
-from fedkeep.files import writing
+from fedkeep.config.experiment import RunSpec
+from fedkeep.core.errors import FedkeepError, optional_import
+from fedkeep.files import atomic_write
 from fedkeep.records import read_run
 from fedkeep.sim.engine import Simulator
-from fedkeep.sim.experiment import Cell
 from fedkeep.sim.runner import is_finished, play, record_path
+from fedkeep.tables import Table
 
 _TRIAL_SECONDS = 0.5
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -34,7 +34,13 @@ Place = Literal["here", "ray"]
 
 
 def run_sweep(
-    cells: Sequence[Cell], directory: Path, *, jobs: int, resume: bool, listen: Listener, on: Place = "here"
+    cells: Sequence[RunSpec],
+    directory: Path,
+    *,
+    jobs: int,
+    resume: bool,
+    listen: Listener,
+    on: Place = "here",
 ) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
@@ -48,7 +54,7 @@ def run_sweep(
         _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
-def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
+def estimate_seconds(cells: Sequence[RunSpec], jobs: int) -> float:
     """How long the cells will take, from a short trial of each method."""
     kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
     per_round = {}
@@ -62,19 +68,30 @@ def estimate_seconds(cells: Sequence[Cell], jobs: int) -> float:
         simulator.evaluate()
         evaluating = (time.perf_counter() - played) / cell.experiment.record.every
         per_round[kind] = (played - began) / rounds + evaluating
-    total = sum(per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds for cell in cells)
+    total = sum(
+        per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds
+        for cell in cells
+    )
     return total / max(1, min(jobs, len(cells)))
 
 
 def _run_in_processes(
-    cells: Sequence[Cell], waiting: Sequence[int], directory: Path, *, jobs: int, resume: bool, listen: Listener
+    cells: Sequence[RunSpec],
+    waiting: Sequence[int],
+    directory: Path,
+    *,
+    jobs: int,
+    resume: bool,
+    listen: Listener,
 ) -> None:
     """With as many threads each as there are cores for: numerical libraries read that when they are loaded."""
     before = {name: os.environ[name] for name in _THREADS if name in os.environ}
     os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // jobs))))
     context = multiprocessing.get_context("spawn")
     steps = context.SimpleQueue()
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_become_worker, initargs=(steps,))
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_become_worker, initargs=(steps,)
+    )
     try:
         going = {pool.submit(_play_one, i, cells[i], directory, resume) for i in waiting}
         while going:
@@ -115,7 +132,7 @@ def _become_worker(steps: SimpleQueue[Any]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
+def _play_one(index: int, cell: RunSpec, directory: Path, resume: bool) -> None:
     def tell(round_: int, accuracy: float | None) -> None:
         if _steps is not None and accuracy is not None:
             _steps.put((index, round_, accuracy))
@@ -123,7 +140,9 @@ def _play_one(index: int, cell: Cell, directory: Path, resume: bool) -> None:
     play(cell, directory, resume=resume, progress=tell)
 
 
-def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, listen: Listener) -> None:
+def play_on_ray(
+    cells: Sequence[RunSpec], waiting: Sequence[int], directory: Path, listen: Listener
+) -> None:
     """Plays the waiting cells on the cluster, a processor each; every record is written as soon as it comes back."""
     ray = _connected()
     # A run whose machine is lost is begun anew elsewhere, twice at most.
@@ -141,9 +160,11 @@ def play_on_ray(cells: Sequence[Cell], waiting: Sequence[int], directory: Path, 
                     raise error.cause from error
                 raise FedkeepError(f"a run failed on the cluster: {error.cause!r}") from error
             except ray.exceptions.RayError as error:
-                raise FedkeepError(f"the Ray cluster lost a run: {error}; go on with --resume") from error
+                raise FedkeepError(
+                    f"the Ray cluster lost a run: {error}; go on with --resume"
+                ) from error
             for name, content in files.items():
-                with writing(directory / name) as file:
+                with atomic_write(directory / name) as file:
                     file.write(content)
             record.with_suffix(".checkpoint").unlink(missing_ok=True)
             listen(i, cells[i].experiment.train.rounds, read_run(record).evaluations[-1].accuracy)
@@ -165,7 +186,7 @@ def processors() -> int:
 def _play_elsewhere(table: Table, setting: str) -> dict[str, bytes]:
     """One run, into a folder that is gone afterwards; its files by name, the record last: what is there is finished."""
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
-        record = play(Cell(table, setting), Path(folder))
+        record = play(RunSpec(table, setting), Path(folder))
         paths = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path == record)
         return {path.name: path.read_bytes() for path in paths}
 
@@ -175,7 +196,7 @@ def _connected() -> Any:
 
     First it is seen whether anybody listens: else Ray itself would wait for minutes, and then end the process.
     """
-    with needing("--on ray", "cluster"):
+    with optional_import("--on ray", "cluster"):
         import ray
     address = os.environ.get("RAY_ADDRESS", "auto")
     # Or Ray warns of what it will do some day.

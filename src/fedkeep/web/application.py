@@ -9,14 +9,18 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
-from fedkeep.link.addresses import is_loopback
+from fedkeep.protocol.addresses import is_loopback
 from fedkeep.web.feed import Feed
 from fedkeep.web.report import SCRIPTS, asset, index
 
 PERIOD_SECONDS = 0.5
 QUIET_PERIODS = 20
 """Silent periods after which a comment keeps the connection alive."""
-_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 COOKIE = "fedkeep-watch"
 HEADERS = {
     "Content-Security-Policy": (
@@ -100,7 +104,9 @@ def refused(request: Request, token: str | None) -> Response | None:
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), derived):
         return None
-    return PlainTextResponse("open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"})
+    return PlainTextResponse(
+        "open this address with ?token=... once", 401, {"WWW-Authenticate": "Bearer"}
+    )
 
 
 def _same(given: str, expected: str) -> bool:

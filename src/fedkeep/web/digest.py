@@ -12,11 +12,11 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec import structs
 
-from fedkeep.config import flat
 from fedkeep.records import lines
 from fedkeep.records.measures import GIST, pooled
 from fedkeep.records.runs import Run
 from fedkeep.records.tables import EVALUATED
+from fedkeep.tables import flat
 
 POINTS = 300
 """Evaluations a curve shows at most, about."""
@@ -26,7 +26,9 @@ ROWS = 1000
 """Devices the coordination matrix lists at most."""
 _OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
-_COUNTS = {"participants": "participations"} | {n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")}
+_COUNTS = {"participants": "participations"} | {
+    n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")
+}
 """What is counted of rounds, and the field that has it."""
 Columns: TypeAlias = dict[str, list[Any]]
 """A table by columns, all of one length; `round` is always among them."""
@@ -62,7 +64,9 @@ def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
 
 def _summed(early: lines.Round, late: lines.Round) -> lines.Round:
     counts = {name: getattr(early, name) + getattr(late, name) for name in _COUNTS.values()}
-    return structs.replace(late, **counts, staleness=early.staleness if late.staleness is None else late.staleness)
+    return structs.replace(
+        late, **counts, staleness=early.staleness if late.staleness is None else late.staleness
+    )
 
 
 def _columns(found: Sequence[lines.Line], fields: Mapping[str, str]) -> Columns:
@@ -122,7 +126,9 @@ class Digest:
         if plan is not None:
             plan = structs.replace(plan, devices=plan.devices[:ROWS], quotas=plan.quotas[:ROWS])
         if holdings is not None:
-            holdings = structs.replace(holdings, devices=holdings.devices[:ROWS], filled=holdings.filled[:ROWS])
+            holdings = structs.replace(
+                holdings, devices=holdings.devices[:ROWS], filled=holdings.filled[:ROWS]
+            )
         return {name: getattr(self.header, name) for name in _OF_HEADER} | {
             "key": key,
             "modified": modified,
@@ -131,13 +137,17 @@ class Digest:
             "damaged": self.damaged,
             "finished": lines.End in self._latest,
             "seconds": timing and timing.seconds,
-            "config": {key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)},
+            "config": {
+                key: msgspec.json.encode(value).decode() for key, value in flat(self.header.config)
+            },
             "evaluations": self._curves(),
             "activity": self._rates(),
             "totals": dict(self._totals),
             "refused_reports": dict(sorted(self._refused_reports.items())),
             "gist": _columns(self._gist, {name: name for name in ("round", *GIST)}),
-            "privacy": _columns(self._privacy, {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}),
+            "privacy": _columns(
+                self._privacy, {"round": "round", "spent": "epsilon_spent", "left": "epsilon_left"}
+            ),
             "delta": self._privacy[-1].delta if self._privacy else None,
             "plan": plan,
             "holdings": holdings,
@@ -155,7 +165,10 @@ class Digest:
         """The counts by the rounds they are of, so that merging neighbours does not change the scale."""
         columns = _columns(self._activity, {"round": "round", "staleness": "staleness"} | _COUNTS)
         starts = [0, *(line.round for line in self._activity)]
-        spans = [max(1, line.round - start) for line, start in zip(self._activity, starts, strict=False)]
+        spans = [
+            max(1, line.round - start) for line, start in zip(self._activity, starts, strict=False)
+        ]
         return columns | {
-            name: [count / span for count, span in zip(columns[name], spans, strict=True)] for name in _COUNTS
+            name: [count / span for count, span in zip(columns[name], spans, strict=True)]
+            for name in _COUNTS
         }

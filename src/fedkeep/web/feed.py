@@ -119,7 +119,9 @@ class DirectoryFeed(Feed):
 
     def __init__(self, directory: Path, pause: float = 0.4) -> None:
         if not directory.is_dir():
-            raise DataError(f"{directory} is not a directory; give the one that `fedkeep run --out` writes to")
+            raise DataError(
+                f"{directory} is not a directory; give the one that `fedkeep run --out` writes to"
+            )
         super().__init__(directory.resolve().name)
         self._directory, self._pause = directory, pause
         self._runs: dict[str, _Followed] = {}
@@ -138,13 +140,19 @@ class DirectoryFeed(Feed):
         found = {path.relative_to(self._directory): path for path in run_paths(self._directory)}
         paths = {place.with_suffix("").as_posix(): path for place, path in found.items()}
         gone = self._runs.keys() - paths.keys()
-        self._runs = {key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())}
+        self._runs = {
+            key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())
+        }
         changed = {key for key, run in self._runs.items() if run.refresh()}
         if changed or gone:
             self._version += 1
-            known = {key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None}
+            known = {
+                key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None
+            }
             self._views = {
-                key: (self._version, digest.view(key, run.modified)) if key in changed else self._views[key]
+                key: (self._version, digest.view(key, run.modified))
+                if key in changed
+                else self._views[key]
                 for key, (run, digest) in known.items()
             }
             self._comparison = compared(digest.as_run(run.path) for run, digest in known.values())
@@ -165,7 +173,10 @@ class RemoteFeed(Feed):
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
 
     def device(self, key: str, device: int) -> DeviceLine | None:
-        with suppress(*_LOST), self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer:
+        with (
+            suppress(*_LOST),
+            self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer,
+        ):
             return msgspec.json.decode(answer.read(), type=DeviceLine)
         return None
 
@@ -181,7 +192,9 @@ class RemoteFeed(Feed):
             hint = "; add ?token=... to the address" if error.code in (401, 403) else ""
             raise DataError(f"{self._base} answered {error.code} {error.reason}{hint}") from error
         except (URLError, OSError) as error:
-            raise DataError(f"cannot reach {self._base}: {getattr(error, 'reason', error)}") from error
+            raise DataError(
+                f"cannot reach {self._base}: {getattr(error, 'reason', error)}"
+            ) from error
         return answer
 
     def _follow(self, stream: IO[bytes] | None) -> None:

@@ -11,9 +11,7 @@ from fedkeep.records import Comparison, Run
 from fedkeep.web.digest import Digest
 from fedkeep.web.feed import Update, compared
 
-_SCRIPTS = (
-    "format elements series axes download chart matrix device gallery overview settings panels members source main"
-)
+_SCRIPTS = "format elements series axes download chart matrix device gallery overview settings panels members source main"
 SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
 """In the order in which they are loaded."""
 DEVICES = 12
@@ -43,17 +41,26 @@ def html(runs: Sequence[Run], comparison: Comparison, title: str, words: Sequenc
         digest, key = Digest(run.header), f"{place}-{run.header.run}"
         for line in (*run.lines, *run.timings):
             digest.add(line)
-        digest.devices = {device: digest.devices[device] for device in sorted(digest.devices)[:DEVICES]}
+        digest.devices = {
+            device: digest.devices[device] for device in sorted(digest.devices)[:DEVICES]
+        }
         views.append(digest.view(key, modified=0.0))
         devices[key] = list(digest.devices.values())
     against = compared(runs, comparison.bases)
     update = Update(
-        title=title, version=1, keys=tuple(devices), views=tuple(views), comparison=against, words=tuple(words)
+        title=title,
+        version=1,
+        keys=tuple(devices),
+        views=tuple(views),
+        comparison=against,
+        words=tuple(words),
     )
     script = "\n".join(asset(name) for name in SCRIPTS)
     style = asset("style.css")
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'"
-    data = msgspec.json.encode({"update": update, "devices": devices}).decode().replace("<", "\\u003c")
+    data = (
+        msgspec.json.encode({"update": update, "devices": devices}).decode().replace("<", "\\u003c")
+    )
     head = (
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<style>{style}</style>\n"

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedkeep.core.errors import ConfigError, FedkeepError, needing
-from fedkeep.link.addresses import Address, is_loopback
+from fedkeep.core.errors import ConfigError, FedkeepError, optional_import
+from fedkeep.protocol.addresses import Address, is_loopback
 from fedkeep.web.feed import DirectoryFeed, Feed, RemoteFeed
 
 PORT = 8377
@@ -18,15 +18,25 @@ SHORTEST_TOKEN = 16
 class LiveServer:
     """The page for one directory or URL; bound when made, so that `url` holds before `run` is called."""
 
-    def __init__(self, source: Path | str, host: str = "127.0.0.1", port: int = PORT, token: str | None = None) -> None:
-        with needing("The live page", "web"):
+    def __init__(
+        self,
+        source: Path | str,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        token: str | None = None,
+    ) -> None:
+        with optional_import("The live page", "web"):
             import uvicorn
 
             from fedkeep.web.application import build
         if token is None and not is_loopback(host):
-            raise ConfigError(f"others can reach {host}: set a secret of your own with --token, or drop --host")
+            raise ConfigError(
+                f"others can reach {host}: set a secret of your own with --token, or drop --host"
+            )
         if token is not None and len(token) < SHORTEST_TOKEN:
-            raise ConfigError(f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
+            raise ConfigError(
+                f"--token must have at least {SHORTEST_TOKEN} characters, got {len(token)}"
+            )
         self._socket = _bound(host, port)
         remote = str(source).startswith(("http://", "https://"))
         try:
@@ -35,8 +45,15 @@ class LiveServer:
             self._socket.close()
             raise
         app = build(self._feed, token, lambda: self._server.should_exit)
-        manners: dict[str, Any] = {"log_level": "warning", "lifespan": "off", "ws": "none", "server_header": False}
-        self._server = uvicorn.Server(uvicorn.Config(app, **manners, access_log=False, timeout_graceful_shutdown=2))
+        manners: dict[str, Any] = {
+            "log_level": "warning",
+            "lifespan": "off",
+            "ws": "none",
+            "server_header": False,
+        }
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, **manners, access_log=False, timeout_graceful_shutdown=2)
+        )
         address = Address(host, self._socket.getsockname()[1])
         self.url = f"http://{address}" + (f"/?token={token}" if token else "")
 
@@ -56,7 +73,9 @@ def _bound(host: str, port: int) -> socket.socket:
     except socket.gaierror as error:
         raise ConfigError(f"{host} is no address of this machine; give one with --host") from error
     try:
-        return socket.create_server((host, port), family=family, dualstack_ipv6=family == socket.AF_INET6)
+        return socket.create_server(
+            (host, port), family=family, dualstack_ipv6=family == socket.AF_INET6
+        )
     except OSError as error:
         address = f"http://{Address(host, port)}"
         why = f"cannot listen on {address}: {os.strerror(error.errno or 0)}"

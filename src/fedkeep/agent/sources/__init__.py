@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fedkeep.agent.arrivals import Arrival, Intake, Source
+from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
 from fedkeep.agent.sources.folder import FolderSource
 from fedkeep.agent.sources.lines import LinesSource
 from fedkeep.agent.sources.mqtt import MqttSource
 from fedkeep.agent.sources.records import RecordsSource
-from fedkeep.config import Table, build
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.names import find
+from fedkeep.core.registry import find
 from fedkeep.loading import load_object
+from fedkeep.tables import Table, build
 
 
 @dataclass
@@ -27,7 +27,7 @@ class IteratorSource(Source):
         if not callable(self._items):
             raise ConfigError(f"source '{self.name}': {self.function} is not a function")
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         for item in self._items():
             if intake.stopped:
                 return

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Intake, Source
-from fedkeep.core.errors import ConfigError, DataError, RefusedError
+from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.core.errors import ConfigError, DataError, RejectedError
 from fedkeep.core.types import AnyArray
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class FolderSource(Source):
         if not self._folder.is_dir():
             raise ConfigError(f"source '{self.name}': there is no folder {self._folder}")
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         while not intake.stopped:
             files = [file for file in sorted(self._folder.glob("*.npz")) if file not in self._stuck]
             for file in files:
@@ -44,17 +44,23 @@ class FolderSource(Source):
             if not files:
                 intake.wait_stopped(_POLL_SECONDS)
 
-    def _take(self, file: Path, intake: Intake) -> None:
+    def _take(self, file: Path, intake: IngestQueue) -> None:
         """Hands over a file's samples; the file goes only when the last of them is acknowledged."""
         try:
             arrays = read_npz(file, self.max_bytes)
             x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
         except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
-            reason = error.reason if isinstance(error, RefusedError) else "malformed"
+            reason = error.reason if isinstance(error, RejectedError) else "malformed"
             intake.refuse(reason, self.name, f"{file.name}: {error}")
             self._put_away(file, "refused")
             return
-        if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not x.size or (ids is not None and ids.shape != y.shape):
+        if (
+            y.ndim != 1
+            or x.ndim < 1
+            or len(x) != len(y)
+            or not x.size
+            or (ids is not None and ids.shape != y.shape)
+        ):
             intake.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
             self._put_away(file, "refused")
             return
@@ -89,7 +95,12 @@ class FolderSource(Source):
         except OSError as error:
             if file.exists():
                 self._stuck.add(file)
-                log.warning("source '%s': %s stays and is not read again (%s)", self.name, file, error.strerror)
+                log.warning(
+                    "source '%s': %s stays and is not read again (%s)",
+                    self.name,
+                    file,
+                    error.strerror,
+                )
 
 
 _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
@@ -98,26 +109,34 @@ _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
 
 def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
     """The arrays of an archive; Python objects are no arrays here. A damaged one may raise anything."""
-    from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile  # a megabyte that other agents do not need
+    from zipfile import (  # a megabyte that other agents do not need
+        ZIP_DEFLATED,
+        ZIP_STORED,
+        ZipFile,
+    )
 
     if not path.is_file():  # a pipe would be waited for, a device read for ever
         raise DataError(f"{path} is not a file")
     if path.stat().st_size > limit:
-        raise RefusedError("oversized", f"{path} has more than {limit} bytes")
+        raise RejectedError("oversized", f"{path} has more than {limit} bytes")
     if _entries(path) > _MOST_ENTRIES:  # each becomes an object many times its size
-        raise RefusedError("oversized", f"{path} holds more than {_MOST_ENTRIES} arrays")
+        raise RejectedError("oversized", f"{path} holds more than {_MOST_ENTRIES} arrays")
     with ZipFile(path) as archive:
         members = archive.infolist()
         if sum(member.file_size for member in members) > limit:
-            raise RefusedError("oversized", f"{path} would unpack to more than {limit} bytes")
+            raise RejectedError("oversized", f"{path} would unpack to more than {limit} bytes")
         if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in members):
-            raise DataError(f"{path} is compressed in a way of which zipfile does not bound what it unpacks to")
+            raise DataError(
+                f"{path} is compressed in a way of which zipfile does not bound what it unpacks to"
+            )
         arrays = {}
         for member in members:
             with archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
             if array.size > member.file_size:  # numbers of no bytes
-                raise DataError(f"an array of {array.shape} {array.dtype} is not in {member.file_size} bytes")
+                raise DataError(
+                    f"an array of {array.shape} {array.dtype} is not in {member.file_size} bytes"
+                )
             arrays[member.filename.removesuffix(".npy")] = array
         return arrays
 

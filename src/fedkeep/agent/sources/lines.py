@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 
 import msgspec
 
-from fedkeep.agent.arrivals import Acknowledge, Arrival, Intake, Source
+from fedkeep.agent.arrivals import Acknowledge, Arrival, IngestQueue, Source
 from fedkeep.core.errors import ConfigError, DataError
 
 _POLL_MS = 200
@@ -57,13 +57,17 @@ class LinesSource(Source):
         # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
         from_stdin = self.path == "-"
         try:
-            file = 0 if from_stdin else os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = (
+                0 if from_stdin else os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            )
         except OSError as error:
-            raise ConfigError(f"source '{self.name}' cannot read {self.path}: {error.strerror}") from error
+            raise ConfigError(
+                f"source '{self.name}' cannot read {self.path}: {error.strerror}"
+            ) from error
         self._file: IO[bytes] = os.fdopen(file, "rb", closefd=not from_stdin)
         self._is_stream = from_stdin or not stat.S_ISREG(os.fstat(file).st_mode)
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         waiting = select.poll()
         waiting.register(self._file, select.POLLIN)
         while not intake.stopped and not waiting.poll(_POLL_MS):
@@ -89,7 +93,7 @@ class LinesSource(Source):
         if not self._is_stream:
             self._file.close()
 
-    def _lines(self, intake: Intake) -> Iterator[bytes]:
+    def _lines(self, intake: IngestQueue) -> Iterator[bytes]:
         """Lines of bounded length; what is longer is no sample and is skipped without being held in memory."""
         limit = 4096 + 32 * intake.sample_bytes
         while line := self._file.readline(limit):
@@ -116,10 +120,14 @@ class LinesSource(Source):
             self._parse = partial(self._parse_csv, features, label, name)
             return True
         if is_csv and not self._is_stream:
-            raise ConfigError(f"source '{self.name}' has no column '{self.label}': its header is {header[:20]}")
+            raise ConfigError(
+                f"source '{self.name}' has no column '{self.label}': its header is {header[:20]}"
+            )
         return False
 
-    def _parse_csv(self, features: list[int], label: int, name: int | None, line: bytes) -> Arrival | None:
+    def _parse_csv(
+        self, features: list[int], label: int, name: int | None, line: bytes
+    ) -> Arrival | None:
         row = _row(line)
         try:
             x = [float(row[i]) for i in features]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkeep.agent.arrivals import Intake, Source
+from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.agent.sources.lines import parse_json
-from fedkeep.core.bounds import within
-from fedkeep.core.errors import ConfigError, needing
+from fedkeep.core.bounds import check_range
+from fedkeep.core.errors import ConfigError, optional_import
 
 log = logging.getLogger(__name__)
 
@@ -34,33 +34,45 @@ class MqttSource(Source):
 
     def __post_init__(self) -> None:
         if not self.topic or not re.fullmatch(r"(([^#+/\0]*|\+)/)*([^#+/\0]*|\+|#)", self.topic):
-            raise ValueError(f"topic must be levels apart by /, with + for one or # for the rest, got {self.topic!r}")
-        within(self, "port", least=1, most=65535)
+            raise ValueError(
+                f"topic must be levels apart by /, with + for one or # for the rest, got {self.topic!r}"
+            )
+        check_range(self, "port", least=1, most=65535)
         self._acks = threading.Lock()
 
     def open(self) -> None:
-        with needing("the MQTT source", "agent"):
+        with optional_import("the MQTT source", "agent"):
             from paho.mqtt import client as paho
         version = paho.CallbackAPIVersion.VERSION2
-        client = self._client = paho.Client(version, self.client_id, clean_session=False, manual_ack=True)
+        client = self._client = paho.Client(
+            version, self.client_id, clean_session=False, manual_ack=True
+        )
         if self.username is not None:
             try:
-                password = Path(self.password_file).read_text(encoding="utf-8").strip() if self.password_file else None
+                password = (
+                    Path(self.password_file).read_text(encoding="utf-8").strip()
+                    if self.password_file
+                    else None
+                )
             except OSError as error:
-                raise ConfigError(f"cannot read password_file {self.password_file}: {error.strerror}") from error
+                raise ConfigError(
+                    f"cannot read password_file {self.password_file}: {error.strerror}"
+                ) from error
             client.username_pw_set(self.username, password)
         if self.ca_file is not None:
             try:
                 client.tls_set(self.ca_file)
             except (OSError, ValueError) as error:
-                raise ConfigError(f"source '{self.name}': ca_file {self.ca_file} cannot be used: {error}") from error
+                raise ConfigError(
+                    f"source '{self.name}': ca_file {self.ca_file} cannot be used: {error}"
+                ) from error
         client.on_connect, client.on_message = self._subscribe, self._take
         client.on_connect_fail = lambda *_: self._warn("no broker answers at %s; it is tried again")
         client.on_disconnect = lambda *_: self._warn("the broker at %s is lost; it is tried again")
         client.reconnect_delay_set(1, 60)
         client.connect_async(self.host, self.port)
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         self._intake = intake
         self._client.loop_start()
         intake.wait_stopped()
@@ -90,7 +102,9 @@ class MqttSource(Source):
         oversized = len(message.payload) > 4096 + 32 * self._intake.sample_bytes
         arrival = None if oversized else parse_json(message.payload, self.name, acknowledge)
         if arrival is None:
-            self._intake.refuse("oversized" if oversized else "malformed", self.name, message.payload)
+            self._intake.refuse(
+                "oversized" if oversized else "malformed", self.name, message.payload
+            )
             acknowledge("refused")
         else:
             self._intake.offer(arrival, wait=self.overload == "wait")

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, Intake, Source
+from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
 from fedkeep.agent.connections import Listener
-from fedkeep.core.bounds import within
-from fedkeep.core.errors import RefusedError
+from fedkeep.core.bounds import check_range
+from fedkeep.core.errors import RejectedError
 
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
@@ -49,7 +49,7 @@ class RecordsSource(Source):
     """Senders at a time; one more takes the place of the one silent the longest."""
 
     def __post_init__(self) -> None:
-        within(self, "connections", least=1)
+        check_range(self, "connections", least=1)
         parts = urlsplit(self.address)
         if parts.scheme not in ("tcp", "unix") or (parts.scheme == "tcp" and not parts.port):
             raise ValueError(f"address must be tcp://host:port or unix:///path, got {self.address}")
@@ -58,19 +58,21 @@ class RecordsSource(Source):
         try:
             self._dtype = np.dtype(self.dtype).newbyteorder("<")
         except TypeError:
-            raise ValueError(f"dtype must be a numpy number type such as float32, got {self.dtype}") from None
+            raise ValueError(
+                f"dtype must be a numpy number type such as float32, got {self.dtype}"
+            ) from None
 
     def open(self) -> None:
         self._listener = Listener(self._where, self.connections)
 
-    def run(self, intake: Intake) -> None:
+    def run(self, intake: IngestQueue) -> None:
         self._listener.start(partial(self._serve, intake))
         intake.wait_stopped()
 
     def close(self) -> None:
         self._listener.close()
 
-    def _serve(self, intake: Intake, connection: socket.socket) -> None:
+    def _serve(self, intake: IngestQueue, connection: socket.socket) -> None:
         exchange = _Exchange(connection)
         try:
             for number, payload in enumerate(exchange.records(intake)):
@@ -78,13 +80,20 @@ class RecordsSource(Source):
                 acknowledge = partial(exchange.answer, number)
                 try:
                     record = _decoder.decode(payload)
-                    x = np.frombuffer(record.x, self._dtype) if isinstance(record.x, bytes) else record.x
+                    x = (
+                        np.frombuffer(record.x, self._dtype)
+                        if isinstance(record.x, bytes)
+                        else record.x
+                    )
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
                     intake.refuse("malformed", self.name, payload)
                     acknowledge("refused.malformed")
                     continue
-                intake.offer(Arrival(x, record.y, record.id, self.name, acknowledge), wait=self.overload == "wait")
-        except RefusedError as refusal:
+                intake.offer(
+                    Arrival(x, record.y, record.id, self.name, acknowledge),
+                    wait=self.overload == "wait",
+                )
+        except RejectedError as refusal:
             intake.refuse(refusal.reason, self.name, bytes(exchange.came))
 
 
@@ -97,7 +106,7 @@ class _Exchange:
         self.came, self._unsent = bytearray(), bytearray()
         self._lock = threading.Lock()
 
-    def records(self, intake: Intake) -> Iterator[bytes]:
+    def records(self, intake: IngestQueue) -> Iterator[bytes]:
         """Each record once it has come in whole, until the sender is gone; what can be sent to it is sent meanwhile."""
         limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
         begun: float | None = None
@@ -105,10 +114,12 @@ class _Exchange:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             events = poll.poll(_POLL_MS)
             if begun is not None and time.monotonic() - begun > _RECORD_SECONDS:
-                raise RefusedError("too-slow", "a record took too long to come")
+                raise RejectedError("too-slow", "a record took too long to come")
             with self._lock:
                 self._flush()
-            if not any(event & (select.POLLIN | select.POLLHUP | select.POLLERR) for _, event in events):
+            if not any(
+                event & (select.POLLIN | select.POLLHUP | select.POLLERR) for _, event in events
+            ):
                 continue
             if not (chunk := self._connection.recv(1 << 16)):
                 return
@@ -116,7 +127,9 @@ class _Exchange:
             while len(self.came) >= 4:
                 length = int.from_bytes(self.came[:4])
                 if length > limit:
-                    raise RefusedError("oversized", f"a frame of {length} bytes is above the limit of {limit}")
+                    raise RejectedError(
+                        "oversized", f"a frame of {length} bytes is above the limit of {limit}"
+                    )
                 if len(self.came) < 4 + length:
                     break
                 payload = bytes(self.came[4 : 4 + length])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -12,5 +12,5 @@ class Central(SelectionPolicy):
 
     unbounded = True
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return np.zeros(len(batch))

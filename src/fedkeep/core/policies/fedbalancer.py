@@ -1,7 +1,7 @@
 """FedBalancer, made to fit a stream: high losses, without the suspiciously high ones (FB)."""
 
-from fedkeep.core.memory import percentile
-from fedkeep.core.policy import FilteringPolicy, View, policy, refuse_where
+from fedkeep.core.percentiles import percentile
+from fedkeep.core.policy import FilteringPolicy, ScoringContext, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
 
 
@@ -14,10 +14,14 @@ class FedBalancer(FilteringPolicy):
     model arrives, what is stored must pass the same test.
     """
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         losses = view.measurements.losses()
         if self.variant == "authors":
-            passes = (losses <= 0.9 * view.running_max("losses")) | (view.uniform < 0.3) | view.nearly_empty(2)
+            passes = (
+                (losses <= 0.9 * view.running_max("losses"))
+                | (view.uniform < 0.3)
+                | view.nearly_empty(2)
+            )
             return refuse_where(~passes, losses)
         if view.previous is not None:
             return losses

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -21,5 +21,5 @@ class Fifo(SelectionPolicy):
 
     fair = True
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.arrival.astype(np.float64)

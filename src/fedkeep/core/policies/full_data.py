@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -15,5 +15,5 @@ class FullData(SelectionPolicy):
     so_far: bool = False
     """Only what has arrived so far, as a real device with unlimited storage would have; else all it will ever see."""
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return np.zeros(len(batch))

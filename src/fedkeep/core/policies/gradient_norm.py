@@ -1,6 +1,6 @@
 """Importance by gradient: keep what would move the model most (GN)."""
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -8,5 +8,5 @@ from fedkeep.core.types import Batch, Scores
 class GradientNorm(SelectionPolicy):
     """The length of the sample's gradient under the model last received."""
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.measurements.norms()

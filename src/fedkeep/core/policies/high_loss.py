@@ -1,6 +1,6 @@
 """Importance by loss: keep what the model gets most wrong (HL)."""
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -8,5 +8,5 @@ from fedkeep.core.types import Batch, Scores
 class HighLoss(SelectionPolicy):
     """The sample's loss under the model last received."""
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.measurements.losses()

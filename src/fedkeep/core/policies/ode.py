@@ -4,8 +4,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeep.core.bounds import within
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.bounds import check_range
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 _LEAST = 1e-30
@@ -30,7 +30,7 @@ class Ode(SelectionPolicy):
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
     >>> device = Device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
-    >>> device.install(np.zeros(6, dtype=np.float32), direction=np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32))
+    >>> device.set_model(np.zeros(6, dtype=np.float32), direction=np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32))
     >>> x = np.array([[1, 0], [4, 0], [0, 4]], dtype=np.float32)  # for label 0 the gradient is (-x, x, -1, 1) / 2
     >>> outcome, _ = device.observe(Batch(x, np.zeros(3, dtype=np.int64), np.arange(3)), time=0.0)
     >>> outcome.scores.tolist(), device.store.stored().batch.ids.tolist()
@@ -48,15 +48,18 @@ class Ode(SelectionPolicy):
     coordinated = True
 
     def __post_init__(self) -> None:
-        within(self, "clip", above=0)
-        within(self, "sharpness", least=0, most=_SHARPEST)
+        check_range(self, "clip", above=0)
+        check_range(self, "sharpness", least=0, most=_SHARPEST)
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         if view.direction is None:
             return view.uniform
         values = view.measurements.projections(view.direction)
         if self.value != "projection":
-            norms, length = view.measurements.norms(), float(np.linalg.norm(view.direction.astype(np.float64)))
+            norms, length = (
+                view.measurements.norms(),
+                float(np.linalg.norm(view.direction.astype(np.float64))),
+            )
             if self.value == "divergence":
                 values = values - norms**2 / 2
             elif self.value == "cosine":

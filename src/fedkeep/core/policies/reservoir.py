@@ -1,6 +1,6 @@
 """Random sampling: every arrival is as likely to be kept as any other."""
 
-from fedkeep.core.policy import SelectionPolicy, View, policy
+from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
@@ -16,7 +16,7 @@ class Reservoir(SelectionPolicy):
     restart: bool = False
     """Whether the stream counts from the beginning again at each participation, as in the authors' code."""
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         if view.previous is None or self.restart:
             return view.uniform
         return view.previous

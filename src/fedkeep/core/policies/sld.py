@@ -1,7 +1,7 @@
 """Sample-level data selection, made to fit a stream: large gradients, without the largest half (SLD)."""
 
-from fedkeep.core.memory import percentile
-from fedkeep.core.policy import FilteringPolicy, View, policy, refuse_where
+from fedkeep.core.percentiles import percentile
+from fedkeep.core.policy import FilteringPolicy, ScoringContext, policy, refuse_where
 from fedkeep.core.types import Batch, Scores
 
 
@@ -14,10 +14,14 @@ class Sld(FilteringPolicy):
     one sample is stored; when a new model arrives, what is stored must pass the same test.
     """
 
-    def score(self, batch: Batch, view: View) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:
         if self.variant == "authors":
             norms = view.measurements.head_norms()
-            passes = (norms <= 1.2 * view.running_mean("head_norms")) | (view.uniform < 0.2) | view.nearly_empty(1)
+            passes = (
+                (norms <= 1.2 * view.running_mean("head_norms"))
+                | (view.uniform < 0.2)
+                | view.nearly_empty(1)
+            )
             return refuse_where(~passes, norms)
         norms = view.measurements.norms()
         if view.previous is not None:

@@ -1,0 +1,247 @@
+"""The agent's life as a process: start everything, value until told to stop, stop everything, and say so."""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+
+from fedkeep.agent.agent import Agent
+from fedkeep.agent.arrivals import IngestQueue, Source
+from fedkeep.agent.assembly import AgentConfig, assemble
+from fedkeep.agent.service import Service, serve_metrics
+from fedkeep.core.errors import ConfigError, FedkeepError
+
+log = logging.getLogger(__name__)
+_LINE_SECONDS = 60.0
+"""Between two lines of the log about the same kind of thing."""
+_FIRST_SECONDS = 2.0
+"""The first refusals are told sooner: something is probably not as its owner thinks."""
+_LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
+_UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
+"""What never became an arrival."""
+
+
+class CpuThrottle:
+    """Keeps the process to a share of one core by resting after work, and gives memory back once a burst is over.
+
+    The allocator alone would keep what is free.
+    """
+
+    def __init__(self, cap: float) -> None:
+        self._cap, self._start = cap, time.process_time()
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._judged = 0
+
+    def after(self, judged: int) -> None:
+        """To be called after every step."""
+        self._judged += judged
+        if not judged and self._judged >= _BURST:
+            self.give_back()
+        worked = time.process_time() - self._start
+        if self._cap < 1 and worked > 0.005:
+            time.sleep(worked * (1 / self._cap - 1))
+            self._start = time.process_time()
+
+    def give_back(self) -> None:
+        self._judged = 0
+        gc.collect()
+        if self._trim is not None:
+            self._trim(0)
+
+
+def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, once: bool) -> None:
+    """Reads a source in a thread of its own: what it cannot foresee it tries again, but for a wrong configuration."""
+    pause = 1.0
+    while not intake.stopped:
+        try:
+            source.run(intake)
+            log.info("source '%s' has ended", source.name)
+            return
+        except ConfigError as error:
+            errors.append(error)
+            return
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a source may fail in any way; the others go on
+            log.warning("source '%s' failed: %s: %s", source.name, type(error).__name__, error)
+            intake.refuse("source-failed", source.name, str(error))
+            if once:
+                errors.append(FedkeepError(f"source '{source.name}' failed: {error}"))
+                return
+        intake.wait_stopped(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
+    """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    if until_sources_end and not config.sources:
+        raise ConfigError(
+            "there is no [[source]] that could end: add one, or leave --until-sources-end out"
+        )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with ExitStack() as stack:
+        agent = assemble(config)
+        stack.callback(agent.store.file.disk.close)
+        stack.callback(serve_metrics(agent))
+        for source in config.sources:
+            source.open()
+            stack.callback(source.close)
+        agent.commit()
+        os.nice(config.agent.nice)
+        # Last, so that whoever reaches the API finds all else ready.
+        stack.enter_context(closing(Service(agent)))
+        introduce(agent)
+        _value(agent, stop, until_sources_end=until_sources_end)
+
+
+def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
+    errors: list[FedkeepError] = []
+    read = partial(_read, agent.intake, errors, once=until_sources_end)
+    readings = [
+        threading.Thread(target=read, args=(source,), daemon=True)
+        for source in agent.config.sources
+    ]
+    for reading in readings:
+        reading.start()
+    frugality, voice, ended = (
+        CpuThrottle(agent.config.agent.cpu_cap),
+        ProgressLogger(agent),
+        watch(agent.alive),
+    )
+    frugality.give_back()
+    notify("READY=1")
+    while not stop.is_set():
+        done = until_sources_end and not any(reading.is_alive() for reading in readings)
+        judged = agent.step(agent.config.store.commit_ms / 1000)
+        voice.speak()
+        frugality.after(judged)
+        if any(isinstance(error, ConfigError) for error in errors) or (done and not judged):
+            break
+    notify("STOPPING=1")
+    agent.intake.stop()
+    while agent.step(0.0):
+        pass
+    agent.commit()
+    ended.set()
+    refused = voice.conclude()
+    if errors:
+        raise errors[0]
+    if until_sources_end and refused:
+        raise FedkeepError(
+            f"not one record was a sample ({refused}): docs/agent.md says what each source reads"
+        )
+
+
+def introduce(agent: Agent) -> None:
+    """What this agent is, how many samples fit, and what it waits for."""
+    config, geometry = agent.config, agent.store.file.geometry
+    model = config.model.get("path") or config.model.get("name", "softmax")
+    shape = " x ".join(map(str, config.samples.shape))
+    log.info(
+        "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
+        config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
+        agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
+    )  # fmt: skip
+    if agent.model_date.round < 0:
+        lent = ", and slots of labels that have not come are lent to the others" * (
+            config.device.quotas == "targets"
+        )
+        valued = agent.device.model is not None and config.policy.uses_direction
+        kept = "what is most like the mean of all that came" if valued else "a random draw"
+        log.info(
+            "no server has called yet: until one does, %s of each label seen is kept%s", kept, lent
+        )
+    names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
+    log.info(
+        "ready: reading %s; ask it by `fedkeep agent status --socket %s`",
+        names,
+        config.agent.socket,
+    )
+
+
+class ProgressLogger:
+    """Says what has changed, and no more often than anyone would want to read it."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._told = self._start = Counter(agent.counters)
+        self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
+        self._live = sys.stderr.isatty()
+
+    def speak(self) -> None:
+        """Called often; says something where there is something to say and it is time."""
+        now = time.monotonic()
+        if self._live and now >= self._next_live:
+            self._next_live = now + _LIVE_SECONDS
+            sys.stderr.write(f"\r\x1b[K{self._summary()}")
+            sys.stderr.flush()
+        if now < self._next:
+            return
+        if refused := _refusals(Counter(self._agent.counters) - self._told):
+            log.warning("refused: %s; `fedkeep agent refused` shows the last of them", refused)
+            self._next = now + _LINE_SECONDS
+        self._told = Counter(self._agent.counters)
+        notify(f"STATUS={self._summary()}")
+
+    def conclude(self) -> str:
+        """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+        log.info("ended: %s", self._summary())
+        counts = Counter(self._agent.counters) - self._start
+        judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
+        return "" if judged else _refusals(counts)
+
+    def _summary(self) -> str:
+        counts = Counter(self._agent.counters) - self._start
+        arrived = counts["seen"] + sum(counts[name] for name in _UNREAD)
+        said = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
+        if refused := _refusals(counts):
+            said += f", refused {refused}"
+        if skipped := counts["skipped.overload"]:
+            said += f", {skipped} skipped"
+        return f"{said}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
+
+
+def _refusals(counts: Counter[str]) -> str:
+    """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
+    wrong = sorted(
+        name for name in counts if name.startswith("refused.") and name != "refused.score"
+    )
+    return ", ".join(f"{counts[name]} {name.removeprefix('refused.')}" for name in wrong)
+
+
+def notify(message: str) -> None:
+    """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
+    if address := os.environ.get("NOTIFY_SOCKET", ""):
+        with (
+            suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
+        ):
+            sender.sendto(
+                message.encode(), "\0" + address[1:] if address.startswith("@") else address
+            )
+
+
+def watch(alive: Callable[[], bool]) -> threading.Event:
+    """Tells systemd, if it watches this process, that the agent is alive for as long as it is, or until the event."""
+    ended, period = threading.Event(), os.environ.get("WATCHDOG_USEC", "")
+    meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+
+    def tell() -> None:
+        while not ended.wait(int(period) / 2e6):
+            if alive():
+                notify("WATCHDOG=1")
+
+    if period.isdecimal() and meant:
+        threading.Thread(target=tell, name="watchdog", daemon=True).start()
+    return ended

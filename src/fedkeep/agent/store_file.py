@@ -1,0 +1,413 @@
+"""The store's file: how its budget is divided, and how it is opened, whatever a crash left of it."""
+
+import errno
+import logging
+import math
+import os
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.agent.cellfile import Blob, CellFile, FileDisk, StoreError
+from fedkeep.agent.cells import (
+    LABEL_MAGIC,
+    OVERHEAD,
+    PAGE,
+    Cipher,
+    Geometry,
+    Label,
+    check_key,
+    cipher_of,
+    decode_label,
+)
+from fedkeep.agent.durable_store import COPIES, RANKS, SOURCE_NAMES
+from fedkeep.agent.record import (
+    CHUNK,
+    META_BYTES,
+    ROW_BYTES,
+    SAMPLE,
+    SampleForm,
+    decode_note,
+    newest_of,
+)
+from fedkeep.core.bounds import check_range
+from fedkeep.core.errors import ConfigError
+from fedkeep.encoding import SCALE_BYTES, EncodingName
+from fedkeep.files import put_in_place, temp_path
+
+log = logging.getLogger(__name__)
+_FOR_GOOD = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+)  # fmt: skip
+"""What does not mend itself; a disk that is full or fails may."""
+_AT_ONCE = 4096
+"""Blobs that are moved to another file in one commit."""
+_ALIGNMENT = 4
+_SMALL_ARRAYS = 12
+"""Cells for the arrays of a device whose size is no multiple of a cell."""
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where samples are kept, how many bytes they may take, and for how long."""
+
+    path: str = "fedkeep.store"
+    budget: int = 9_000_000
+    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
+    ttl_days: float = 30.0
+    """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
+    clock_tolerance_hours: float = 24.0
+    """How wrong the wall clock may be after a reboot before a TTL could fire early."""
+    commit_ms: int = 100
+    """Samples are committed together at most this often, to spare the flash."""
+    log_length: int | None = None
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
+    key_file: str | None = None
+    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
+    key_env: str | None = None
+    """An environment variable with that key, instead of a file."""
+    encoding: EncodingName | None = None
+    """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
+    deflate_to: int | None = None
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it fits; \
+`fedkeep agent store check` says what would do. None: not deflated."""
+    damaged_bytes: int = 0
+    """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
+
+    def __post_init__(self) -> None:
+        check_range(
+            self, "ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes", least=0
+        )
+        check_range(self, "commit_ms", least=1, most=10_000)
+        check_range(self, "budget", least=8 * PAGE)
+        if self.key_file is not None and self.key_env is not None:
+            raise ValueError("key_file and key_env must not both be set")
+
+    @property
+    def decisions(self) -> int:
+        return (
+            min(2048, self.budget // (20 * ROW_BYTES))
+            if self.log_length is None
+            else self.log_length
+        )
+
+    @property
+    def file(self) -> Path:
+        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        return Path(os.path.realpath(self.path))
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    options: StoreOptions
+    form: SampleForm
+    geometry: Geometry
+    capacity: int
+    reserve: int
+    """The samples that one commit may replace; there is room for both the old and the new ones."""
+    state_bytes: int
+    """What is committed besides samples."""
+
+
+def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+
+    `state_bytes` is what the device commits besides samples: model, direction, estimator.
+    """
+    layout = _layout(options, form, state_bytes)
+    if layout.capacity:
+        return layout
+    least = least_budget(options, form, state_bytes, 1)
+    raise ConfigError(
+        f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}"
+    )
+
+
+def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
+    """The smallest budget, in whole pages, that holds this many samples."""
+    pages = range(
+        9, (8 * state_bytes + 64 * (form.codec().nbytes + 512) * (samples + 64)) // PAGE + 1024
+    )
+
+    def capacity(count: int) -> int:
+        return _layout(replace(options, budget=count * PAGE), form, state_bytes).capacity
+
+    return PAGE * (pages.start + bisect_left(pages, samples, key=capacity))
+
+
+def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
+    overhead = OVERHEAD[bool(options.key_file or options.key_env)]
+    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // _ALIGNMENT) * _ALIGNMENT
+    geometry = Geometry.within(options.budget, cell_size)
+    payload = cell_size - overhead
+    scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
+    needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
+    state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
+
+    def reserve(capacity: int) -> int:
+        return max(8, min(capacity, 128, max(32, capacity // 8)))
+
+    def cells(capacity: int) -> int:
+        ranks = -(-RANKS[form.discounts].itemsize * capacity // payload) + capacity // 64 + 1
+        chunks = -(-options.decisions // CHUNK) + reserve(capacity) // CHUNK + 2
+        log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
+        return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
+
+    capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
+    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes)
+
+
+@dataclass(frozen=True)
+class Opened:
+    file: CellFile
+    blobs: list[Blob]
+    before: dict[str, Any]
+    """For what it was made, as its label has it, if that is not lost."""
+    now: dict[str, Any]
+
+
+def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
+    """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
+
+    A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
+    budget is moved over whole, or refused with the budget that it needs.
+    """
+    options, form = layout.options, layout.form
+    path, cipher = options.file, cipher_of(options.key_file, options.key_env)
+    sample = {
+        "dtype": form.encoding or form.dtype.str,
+        "shape": list(form.shape),
+        "deflate_to": form.deflate_to,
+    }
+    use = {
+        "key": cipher.name if cipher else None,
+        "labels": labels,
+        "model": model,
+        "capacity": layout.capacity,
+    }
+    wanted = Label(layout.geometry, sample | use)
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
+        if temp_path(path).exists():
+            with temp_path(path).open("rb") as new:
+                first = new.read(PAGE)
+            if first.startswith(LABEL_MAGIC) or not first.strip(b"\0"):
+                temp_path(
+                    path
+                ).unlink()  # of a process that was killed as it made it: its bytes are in no budget
+        if not path.exists() or not path.stat().st_size:
+            _make(path, [], wanted, cipher).disk.close()
+        return _open(path, layout, wanted, cipher)
+    except OSError as error:
+        if error.errno not in _FOR_GOOD:
+            raise StoreError(f"{path} cannot be used now: {error.strerror}") from error
+        raise ConfigError(
+            f"{path} cannot be used as a store: {error.strerror}; set [store] path to another"
+        ) from error
+
+
+def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
+    found, both = find_label(path, cipher, wanted.geometry)
+    _check_form(path, found, wanted)
+    file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
+    try:
+        blobs, damage = file.load(), file.damage
+        damage.label = not found.form
+        if damage.label:
+            _check_records(path, blobs, layout.form)
+        room = max(layout.capacity, found.form.get("capacity", 0))
+        gone = superfluous(blobs, room) if damage else set()
+        blobs = [blob for blob in blobs if blob.number not in gone]
+        _check_room(path, blobs, layout, wanted.form["labels"])
+        if damage:
+            log.warning("%s is damaged: %s; all else goes on", path, damage)
+            set_aside(path, layout.options.damaged_bytes)
+            file.discard(gone)
+        elif damage.root_copies or not both:
+            log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
+        if found.geometry != wanted.geometry:
+            moved = _make(path, _repacked(blobs, found, layout.form), wanted, cipher)
+            file.disk.close()
+            file = moved
+            log.info(
+                "%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size
+            )
+            blobs, file.damage = file.load(), damage
+        elif not both or found != wanted:
+            file.write_label(wanted)
+    except BaseException:
+        file.disk.close()
+        raise
+    return Opened(file, blobs, wanted.form | found.form, wanted.form)
+
+
+def find_label(
+    path: Path, cipher: Cipher | None, likely: Geometry | None = None
+) -> tuple[Label, bool]:
+    """The label at either end of the file, and whether it stands at both; the key must be the one it names.
+
+    Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
+    else's, and nothing of it may change.
+    """
+    with closing(FileDisk(path)) as disk:
+        first = disk.read(0, PAGE)
+        try:
+            label = decode_label(first)
+            end = max(0, path.stat().st_size - PAGE)
+            last = disk.read(label.geometry.label_copy if label else end, PAGE)
+            label = label or decode_label(last)
+        except ConfigError as error:
+            raise ConfigError(f"{path} {error}") from None
+        if label is not None:
+            check_key(label.form["key"], cipher, path)
+            return label, first == last
+        if likely is not None:
+            file = CellFile(disk, likely)
+            if file.load() or not file.damage.roots:
+                return Label(likely, {}), False
+    if first.startswith(LABEL_MAGIC):
+        raise ConfigError(
+            f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was"
+        )
+    raise ConfigError(
+        f"{path} is not a store of fedkeep: left untouched; set [store] path to another file"
+    )
+
+
+def _check_form(path: Path, found: Label, wanted: Label) -> None:
+    for name, said in (("shape", list), ("dtype", np.dtype)):
+        now = wanted.form[name]
+        before = found.form.get(name, now)
+        if before != now:
+            raise ConfigError(
+                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
+                "[store] encoding as they were, or [store] path to another file "
+                "(`fedkeep agent store export` takes the samples out of this one)"
+            )
+
+
+def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
+    """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
+    lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
+    most = form.codec().nbytes
+    least = most if form.deflate_to is None else 1
+    if not blobs or not all(least <= length <= most for length in lengths):
+        raise ConfigError(
+            f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
+            "left untouched; set them as they were when it was made"
+        )
+
+
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
+    """Refuses labels and a budget that would cost samples."""
+    notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
+    highest = max((note.label for note in notes), default=-1)
+    count = len({note.id for note in notes})
+    if highest >= labels:
+        raise ConfigError(
+            f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
+            f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
+        )
+    if count > layout.capacity:
+        least = least_budget(layout.options, layout.form, layout.state_bytes, count)
+        raise ConfigError(
+            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has room for "
+            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
+            "them out)"
+        )
+
+
+def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
+    """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
+
+    Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
+    """
+    newest = newest_of(blobs).values()
+    notes = [(decode_note(blob), blob.number) for blob in newest if blob.kind == SAMPLE]
+    turns: Counter[int] = Counter()
+    ranked = []
+    for note, number in sorted(notes, key=lambda pair: -pair[0].score):
+        ranked.append((turns[note.label], number))
+        turns[note.label] += 1
+    kept = {blob.number for blob in newest} - {number for _, number in sorted(ranked)[capacity:]}
+    return {blob.number for blob in blobs} - kept
+
+
+def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> CellFile:
+    """A store with these blobs, under its name, and in the place of what was there, only once it is whole."""
+    new = temp_path(path)
+    if new.exists():
+        raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
+    with ExitStack() as undo:
+        undo.callback(new.unlink, missing_ok=True)
+        disk = FileDisk(new, label.geometry.size)
+        undo.callback(disk.close)
+        file = CellFile(disk, label.geometry, cipher)
+        file.format(label)
+        for start in range(0, len(blobs), _AT_ONCE):
+            file.commit([(blob.kind, blob.data) for blob in blobs[start : start + _AT_ONCE]], [])
+        put_in_place(new, path)
+        undo.pop_all()
+    return file
+
+
+def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
+    """The blobs with their samples deflated as they are from now on."""
+    before = replace(form, deflate_to=found.form.get("deflate_to", form.deflate_to))
+    if before == form:
+        return blobs
+    old, new = before.codec(), form.codec()
+
+    def packed(data: bytes) -> bytes:
+        return data[:META_BYTES] + new.packed(old.unpacked(data[META_BYTES:]))
+
+    return [
+        blob._replace(data=packed(blob.data)) if blob.kind == SAMPLE else blob for blob in blobs
+    ]
+
+
+def copies_of(path: Path) -> dict[int, Path]:
+    """The copies set aside so far, by their numbers."""
+    found = {
+        file.name.rpartition("-")[2]: file for file in path.parent.glob(f"{path.name}.damaged-*")
+    }
+    return {int(number): file for number, file in found.items() if number.isdigit()}
+
+
+def set_aside(path: Path, allowed: int) -> None:
+    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed` bytes."""
+    import shutil  # a megabyte that most agents never need
+
+    copies = copies_of(path)
+    if sum(file.stat().st_size for file in (path, *copies.values())) > allowed:
+        log.warning(
+            "no copy of the damaged file is kept: [store] damaged_bytes = %d has no room for one",
+            allowed,
+        )
+        return
+    aside = path.with_name(f"{path.name}.damaged-{max(copies, default=0) + 1}")
+    try:
+        with aside.open("xb") as copy, path.open("rb") as file:
+            aside.chmod(0o600)
+            shutil.copyfileobj(file, copy)
+        log.warning("a copy of the damaged file is at %s", aside)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        log.warning(
+            "there was no room to set a copy of the damaged file aside (%s)", error.strerror
+        )
+
+
+def discard_copies(path: Path) -> None:
+    """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
+    for aside in copies_of(path).values():
+        with closing(FileDisk(aside, 0)) as disk:
+            disk.write(0, bytes(aside.stat().st_size))
+            disk.sync()
+        aside.unlink()

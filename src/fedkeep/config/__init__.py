@@ -1,0 +1,1 @@
+"""Configuration: the tables of experiments, fleets and agents, and the components they name."""

@@ -1,0 +1,181 @@
+"""An experiment: a TOML file's tables, resolved to the components they name."""
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from fedkeep.config.method import (
+    METHOD_KEYS,
+    METHOD_TABLES,
+    Method,
+    method_parts,
+    named,
+    parts_of,
+    with_preset,
+)
+from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.regions import Regions
+from fedkeep.core.registry import did_you_mean
+from fedkeep.data import TASKS, StreamOptions, Task
+from fedkeep.loading import find_component
+from fedkeep.tables import Table, build, flat, merged, put
+
+_DATA_TABLES: dict[str, type[Any]] = {
+    "stream": StreamOptions,
+    "correction": CorrectionOptions,
+    "profile": ProfileOptions,
+    "regions": RegionOptions,
+    "record": RecordOptions,
+}
+TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
+"""The tables of an experiment whose keys are always the same."""
+_KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
+
+
+@dataclass(frozen=True)
+class Experiment(Method):
+    """One run: a method and the data to try it on, every choice made."""
+
+    task: Task
+    stream: StreamOptions
+    correction: CorrectionOptions
+    profile: ProfileOptions
+    regions: RegionOptions | Regions
+    record: RecordOptions
+    label: str
+    """What tables and legends call the method."""
+
+    def resolved(self) -> Table:
+        """Every option with its value, as plain data."""
+        data = {key: dataclasses.asdict(getattr(self, key)) for key in ("task", *_DATA_TABLES)}
+        data["task"] = {"name": self.names["task"], **data["task"]}
+        if "regions" in self.names:
+            data["regions"]["name"] = self.names["regions"]
+        return {"label": self.label, **self.described(), **data}
+
+    def digest(self) -> str:
+        """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
+
+        An option that is added later, at its default, leaves the hashes of finished runs as they are.
+        """
+        table: Table = {
+            "seed": self.seed,
+            "label": self.label,
+            "model": dict(self.model),
+            "names": self.names,
+        }
+        for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
+            options, table[key] = getattr(self, key), {}
+            for field in dataclasses.fields(options):
+                default = (
+                    field.default
+                    if field.default_factory is dataclasses.MISSING
+                    else field.default_factory()
+                )
+                if (value := getattr(options, field.name)) != default:
+                    table[key][field.name] = value
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resolve(table: Table) -> Experiment:
+    """The experiment that a table without sweeps and methods describes.
+
+    >>> experiment = resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}})
+    >>> experiment.label, experiment.storage.capacity, experiment.train.epochs
+    ('ode', 5, 5)
+    """
+    for key in table:
+        if key not in _KEYS:
+            raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
+    table = with_preset(table)
+    method, (name, options) = method_parts(table), named(table, "task")
+    data, own = parts_of(_DATA_TABLES, table)
+    method["names"] |= {"task": name, **own}
+    return Experiment(
+        task=build(find_component(TASKS, name), options, "task"),
+        label=str(table.get("label", method["names"]["policy"])),
+        **method,
+        **data,
+    )
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of a sweep: its tables, and what the sweep varies besides method and seed."""
+
+    table: Table
+    setting: str
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        return resolve(self.table)
+
+    def __getstate__(self) -> Table:
+        """Just the tables travel to a worker: a policy of one's own may not be importable there by name alone."""
+        return {"table": self.table, "setting": self.setting}
+
+    @property
+    def name(self) -> str:
+        """A file name that is unique in the sweep."""
+        parts = [
+            self.experiment.label,
+            self.setting.replace(" ", "_"),
+            f"seed{self.experiment.seed}",
+        ]
+        return "-".join(part for part in parts if part).replace("/", "_")
+
+
+def expand(table: Table) -> list[RunSpec]:
+    """The runs of an experiment file: every method, times every combination in `[sweep]`.
+
+    >>> methods = {"fifo": {"policy": {"name": "fifo"}}, "ode": {"policy": {"name": "ode"}}}
+    >>> table = {"task": {"name": "embedded"}, "methods": methods, "sweep": {"storage.capacity": [5, 10]}}
+    >>> for cell in expand(table):
+    ...     print(cell.name)
+    fifo-storage.capacity=5-seed0
+    fifo-storage.capacity=10-seed0
+    ode-storage.capacity=5-seed0
+    ode-storage.capacity=10-seed0
+    """
+    table = dict(table)
+    sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
+    if not isinstance(sweep, dict) or not isinstance(methods, dict):
+        raise ConfigError("'sweep' and 'methods' must be tables")
+    sweep = dict(flat(sweep))
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
+    for label, overrides in methods.items():
+        if not isinstance(overrides, dict):
+            raise ConfigError(
+                f"'methods.{label}' must be a table of what differs, got {overrides!r}"
+            )
+    tables = [merged(table, {"label": label, **overrides}) for label, overrides in methods.items()]
+    choices = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
+    cells = [_cell(method, chosen) for method in tables or [table] for chosen in choices]
+    # Resolves all, so that a mistake is told before anything runs.
+    names = Counter(cell.name for cell in cells)
+    if len(names) < len(cells):
+        twice = names.most_common(1)[0][0]
+        raise ConfigError(
+            f"two runs would both be called '{twice}': give each method a label or a seed of its own"
+        )
+    return cells
+
+
+def _cell(table: Table, chosen: Table) -> RunSpec:
+    cell = merged(table, {})
+    for key, value in chosen.items():
+        put(cell, key, value)
+    varied = [
+        f"{key}={value}"
+        for key, value in chosen.items()
+        if key not in {"seed", "policy.name", "label"}
+    ]
+    return RunSpec(cell, " ".join(varied))

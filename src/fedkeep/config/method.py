@@ -1,0 +1,280 @@
+"""What a fleet does, every choice made, and no data: its method; with the form of its samples, its `fleet.toml`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
+from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
+from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import GivenEstimator, global_estimator
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
+from fedkeep.core.policy import SelectionPolicy
+from fedkeep.core.protocols import Learner
+from fedkeep.core.regions import LabelRegions, Regions
+from fedkeep.core.registry import Registry, did_you_mean
+from fedkeep.core.screening import Limits
+from fedkeep.core.seeds import child_seed
+from fedkeep.core.server import Server
+from fedkeep.core.types import Vector
+from fedkeep.core.weighting import UNCOORDINATED, Weighting
+from fedkeep.loading import find_component
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.tables import Table, build, merged
+
+METHOD_TABLES: dict[str, type[Any]] = {
+    "storage": StorageOptions,
+    "weights": Weighting,
+    "estimator": EstimatorOptions,
+    "gist": GistOptions,
+    "train": TrainOptions,
+    "aggregation": Aggregation,
+    "limits": Limits,
+    "privacy": PrivacyOptions,
+}
+_OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+"""Tables whose `name` may be a class of one's own."""
+METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
+DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
+"""Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
+FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to run a fleet; an experiment adds data to it, a deployment's specification the form of its samples."""
+
+    model: Table
+    """`name`, `last_layers` and the factory's arguments."""
+    policy: SelectionPolicy
+    coordinator: Coordinator
+    storage: StorageOptions
+    weights: Weighting
+    estimator: EstimatorOptions
+    gist: GistOptions
+    train: TrainOptions
+    aggregation: Aggregation
+    limits: Limits
+    privacy: PrivacyOptions
+    seed: int
+    names: dict[str, str]
+    """The registered names of policy and coordinator, and of whatever else was found by its name."""
+
+    @property
+    def model_seed(self) -> int:
+        return child_seed(self.seed, "model")
+
+    def described(self) -> Table:
+        """Every option with its value, as plain data."""
+        table: Table = {"seed": self.seed, "model": dict(self.model)}
+        for key in ("policy", "coordinator"):
+            table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
+        table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
+        if "aggregation" in self.names:
+            table["aggregation"]["name"] = self.names["aggregation"]
+        return table
+
+    def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
+        """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
+        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
+        return Server(
+            model=model,
+            gradient_size=learner.tail(self.gist.last_layers)
+            if self.gist.shared
+            else learner.gradient_size,
+            regions=regions,
+            schedule=self.train,
+            coordinator=self.coordinator,
+            estimator=global_estimator(self.estimator.name, self.estimator.max_age)
+            if told
+            else GivenEstimator(),
+            aggregation=self.aggregation,
+            limits=self.limits,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`samples`: what every device's samples look like."""
+
+    shape: tuple[int, ...]
+    labels: int
+    names: tuple[str, ...] = ()
+    """Of the labels, for people; their numbers unless given."""
+
+    def __post_init__(self) -> None:
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if self.labels < 2:
+            raise ValueError(
+                f"labels must be at least 2, got {self.labels}: fedkeep values samples of a classifier"
+            )
+        if self.names and len(self.names) != self.labels:
+            raise ValueError(
+                f"names must be {self.labels}, one for each label, got {len(self.names)}"
+            )
+
+
+@dataclass(frozen=True)
+class FleetSpec(Method):
+    """A fleet: its method, and the form of the samples its devices see.
+
+    >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
+    >>> spec.server().round, spec.learner.size, spec.regions.count
+    (0, 310, 10)
+    """
+
+    samples: Samples
+    preset: str
+    deployment: Mapping[str, Table]
+    """The tables of `DEPLOYMENT_KEYS`, as they stand."""
+
+    @cached_property
+    def learner(self) -> Learner:
+        return learner_of(self.model, self.samples.shape, self.samples.labels)
+
+    @property
+    def regions(self) -> Regions:
+        """What the plan divides among the devices."""
+        divided = self.policy.balanced or self.names["coordinator"] != "none"
+        return LabelRegions(self.samples.labels if divided else 1)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
+
+    def server(self) -> Server:
+        learner = self.learner
+        return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
+
+
+def parse_fleet(table: Table) -> FleetSpec:
+    """The specification in a table; a key that it does not know is named.
+
+    >>> parse_fleet({"samples": {"shape": [30], "labels": 10}, "tran": {"rounds": 7}})
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: unknown table 'tran': did you mean 'train'?
+    """
+    for key in table:
+        if key not in FLEET_KEYS:
+            raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
+    # A preset speaks of an experiment's data, too.
+    method = method_parts(
+        {key: value for key, value in with_preset(table).items() if key in FLEET_KEYS}
+    )
+    spec = FleetSpec(
+        samples=build(Samples, table_of(table, "samples"), "samples"),
+        preset=str(table.get("preset", DEFAULT)),
+        deployment={key: dict(table_of(table, key)) for key in DEPLOYMENT_KEYS},
+        **method,
+    )
+    if "exact" in (spec.estimator.name, spec.estimator.cold_start):
+        raise ConfigError(
+            "estimator 'exact' needs all devices' data in one place: it is for `fedkeep run` only"
+        )
+    if spec.policy.unbounded:
+        raise ConfigError(
+            f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only"
+        )
+    return spec
+
+
+def method_parts(table: Table) -> dict[str, Any]:
+    """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
+    policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
+    policy = build(find_policy(policy_name), options, "policy")
+    coordinator_name, coordinator = _coordinator(table, policy)
+    plain, own = parts_of(METHOD_TABLES, table)
+    if not policy.coordinated and coordinator_name == "none":
+        plain["weights"] = UNCOORDINATED
+    gist, privacy = plain["gist"], plain["privacy"]
+    if gist.shared and gist.last_layers is not None and policy.uses_direction:
+        words = "would shorten the direction that the policy values by: set model.last_layers"
+        raise ConfigError(f"gist.last_layers {words}")
+    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
+        words = (
+            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
+        )
+        raise ConfigError(f"a shared gist {words}")
+    seed = table.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
+    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
+    model = table_of(table, "model")
+    return {
+        "model": model,
+        "policy": policy,
+        "coordinator": coordinator,
+        "seed": seed,
+        "names": names,
+        **plain,
+    }
+
+
+def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any], dict[str, str]]:
+    """The parts that tables of a fixed form describe, and the names of those that are classes of one's own."""
+    own = {
+        key: name
+        for key in tables
+        if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))
+    }
+    parts = {
+        key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own
+    }
+    for key, name in own.items():
+        parts[key] = build(find_component(_OWN[key], name), named(table, key)[1], key)
+    return parts, own
+
+
+def with_preset(table: Table) -> Table:
+    """The table over what its preset says of its policy."""
+    remaining = {key: value for key, value in table.items() if key != "preset"}
+    policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
+    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+        said = merged(said, {"aggregation": {"name": "fedavg"}})
+    return merged(said, remaining)
+
+
+def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
+    """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
+    name, options = named(table, "coordinator", default="greedy")
+    applies_to = options.pop("applies_to", "coordinated")
+    if applies_to not in {"coordinated", "all"}:
+        raise ConfigError(
+            f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'"
+        )
+    if name == "none":
+        return (
+            "none",
+            Uncoordinated(),
+        )  # limits that other methods of the file share do not matter to it
+    coordinator = build(find_component(COORDINATORS, name), options, "coordinator")
+    return (
+        (name, coordinator)
+        if policy.coordinated or applies_to == "all"
+        else ("none", Uncoordinated())
+    )
+
+
+def named(table: Table, key: str, default: str | None = None) -> tuple[str, Table]:
+    """The `name` in the table under a key, which must be there where there is no default, and the rest of it."""
+    options = dict(table_of(table, key))
+    name = options.pop("name", default)
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"'{key}.name' is missing" if name is None else f"'{key}.name' must be a string"
+        )
+    return name, options
+
+
+def table_of(table: Table, key: str) -> Table:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"'{key}' must be a table, got {found!r}")
+    return found

@@ -1,0 +1,168 @@
+"""The tables that experiments, fleets and agents share, and those of an experiment alone."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from fedkeep.core.bounds import check_range
+from fedkeep.core.device import DeviceOptions, StoreRules
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.protocols import Learner
+from fedkeep.core.rounds import Schedule
+from fedkeep.core.store import AfterUse
+from fedkeep.learn.models import learner_for
+from fedkeep.tables import Table
+
+
+@dataclass(frozen=True)
+class StorageOptions(StoreRules):
+    """`storage`: how much a device can keep, and what becomes of it."""
+
+    capacity: int = 10
+    """|B_c| of the paper: how many samples a device can keep."""
+    after_use: Literal["keep", "discount", "renew"] = "keep"
+    """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
+    lowers their rank with each use; `renew` lets any later arrival of the region displace them."""
+    discount: int = 1
+    """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "capacity", least=1)
+        self.rule()
+
+    def rule(self) -> AfterUse:
+        return AfterUse(self.after_use, self.discount)
+
+    def device(self, estimator: "EstimatorOptions") -> DeviceOptions:
+        rules = {rule.name: getattr(self, rule.name) for rule in fields(StoreRules)}
+        return DeviceOptions(
+            **rules, gradient_from="stored" if estimator.name == "stored" else "arrivals"
+        )
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """`estimator`: how the server comes to g_hat.
+
+    `incremental` is Eq. 8, `participants` the mean over those that took part this round, `exact` the oracle: every
+    device has the current model and the exact global gradient in every round.
+    """
+
+    name: Literal["incremental", "participants", "exact", "stored"] = "incremental"
+    """`stored` is the ablation without estimators: participants' gradients over their stored samples only."""
+    cold_start: Literal["none", "exact"] = "none"
+    """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's exact gradient."""
+    max_age: int | None = None
+    """Rounds after which a device's g_hat_c no longer counts (`incremental`); None: never."""
+    exact_samples: int | None = None
+    """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_age", "exact_samples", least=1)
+
+
+@dataclass(frozen=True)
+class TrainOptions(Schedule):
+    """`train`: rounds, participation and the schedule of local training."""
+
+    learning_rate: float = 1e-3
+    epochs: int = 5
+    rounds: int = 100
+    """Rounds of training, T of the paper."""
+    participation: float = 0.1
+    """|C_t| / |C|: the share of devices that takes part in a round, at least one."""
+    dropout: float = 0.0
+    """The share of reports that never arrive."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "rounds", least=1)
+        check_range(self, "participation", above=0, most=1)
+        check_range(self, "dropout", least=0, below=1)
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """`profile`: what devices declare of their streams, and from what they know it."""
+
+    measured: bool = False
+    """Devices declare what they have counted so far, not what the data set will bring; unlimited storage excepted."""
+    every: int = 20
+    """Rounds between two declarations of what was measured; the first is in the first round."""
+    window: float = 1000.0
+    """Rounds over which a device counts; what came before is forgotten."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", least=1)
+        check_range(self, "window", above=0)
+
+
+@dataclass(frozen=True)
+class CorrectionOptions:
+    """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
+
+    name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
+    """Whose way: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates; or none."""
+
+
+@dataclass(frozen=True)
+class RegionOptions:
+    """`regions`: how the distribution is divided among the devices of a coordinated fleet."""
+
+    name: Literal["label"] = "label"
+    """How samples are told apart: `label` is the paper; or `module:Class` with a `count` and an `assign` of your own,
+    and an `agree` where they depend on the data, as clusters do (`experiments/lab/clusters.py`)."""
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """`record`: what is measured along the way, and how often the run's state is saved."""
+
+    every: int = 20
+    """Rounds between evaluations."""
+    devices: int = 1
+    """How many devices' stores are recorded at each evaluation, to be looked at."""
+    checkpoint_every: int = 100
+    """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
+    prequential: bool = False
+    """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", "checkpoint_every", least=1)
+        check_range(self, "devices", least=0)
+
+
+@dataclass(frozen=True)
+class MetricsOptions:
+    """`metrics`: where Prometheus finds the numbers of an agent, or of a fleet's server."""
+
+    port: int = 0
+    """0: no endpoint."""
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        check_range(self, "port", least=0, most=65535)
+
+
+def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
+    """The model of `[model]`: an exported file by `path`, else one of ours or a torch factory by `name`.
+
+    On real devices the last layer alone is valued unless `last_layers` says otherwise; 0 is all of them.
+
+    >>> learner_of({"name": "softmax"}, shape=(30,), labels=10).size
+    310
+    """
+    options = dict(model)
+    path = options.pop("path", None)
+    name = str(options.pop("name", "softmax"))
+    if path is None:
+        options["last_layers"] = options.get("last_layers", 1) or None
+        return learner_for(name, shape, labels, **options)
+    if options:
+        raise ConfigError(
+            f"a model from a file has no option '{min(options)}': remove it from [model]"
+        )
+    from fedkeep.learn.onnx_learner import OnnxLearner
+
+    return OnnxLearner(Path(str(path)))

@@ -1,0 +1,77 @@
+"""Named sets of defaults: where paper, authors' code and evidence disagree (docs/deviations.md).
+
+One table for the simulator, the agent and the Flower app, so that the same words mean the same everywhere. Under each
+preset, `*` holds for every policy and a policy's own entry goes before it; a configuration's own keys go before both.
+"""
+
+from dataclasses import fields
+
+from fedkeep.core.device import StoreRules
+from fedkeep.core.registry import find
+from fedkeep.tables import Table, merged
+
+DEFAULT = "default"
+DEFAULT_POLICY = "draw"
+
+PRESETS: dict[str, dict[str, Table]] = {
+    "default": {
+        "*": {"aggregation": {"name": "robust"}},
+        "draw": {
+            "storage": {"after_use": "renew"},
+            "weights": {"client_label": 1.0},
+            "gist": {"name": "shared"},
+        },
+        "ode": {
+            "policy": {"choice": "drawn"},
+            "storage": {"after_use": "renew"},
+            "weights": {"client_label": 1.0},
+            "estimator": {"name": "participants"},
+        },
+    },
+    "paper": {
+        "*": {
+            "aggregation": {"name": "fedavg"},
+            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
+            "weights": {"client_label": 0.0},
+            "estimator": {"name": "incremental", "cold_start": "none"},
+            "stream": {"shuffle": True},
+            "train": {"decay": 0.95},
+        },
+    },
+    "authors": {
+        "*": {
+            "aggregation": {"name": "fedavg"},
+            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
+            "coordinator": {"clients_per_label": 1_000_000},
+            "weights": {"client_label": 0.0},
+            "estimator": {"name": "participants", "cold_start": "exact"},
+            "stream": {"shuffle": False},
+            "train": {"decay": 1.0},
+        },
+        "reservoir": {"policy": {"restart": True}},
+        "fedbalancer": {"policy": {"variant": "authors"}},
+        "sld": {"policy": {"variant": "authors"}},
+    },
+}
+
+
+def experiment_tables(preset: str, policy: str) -> Table:
+    """What a preset says of a policy, in the tables of an experiment.
+
+    >>> experiment_tables("authors", "reservoir")["policy"]
+    {'restart': True}
+    """
+    said = find(preset, PRESETS, "preset")
+    return merged(said.get("*", {}), said.get(policy, {}))
+
+
+def device_tables(preset: str, policy: str) -> Table:
+    """The same, in the tables of an agent: what a device decides; the rest is the server's."""
+    said = experiment_tables(preset, policy)
+    storage = said.get("storage", {})
+    tables = {key: said.get(key, {}) for key in ("policy", "weights", "gist")}
+    tables["after_use"] = {"name": storage["after_use"]} if "after_use" in storage else {}
+    tables["device"] = {
+        rule.name: storage[rule.name] for rule in fields(StoreRules) if rule.name in storage
+    }
+    return tables

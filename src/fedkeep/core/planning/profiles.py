@@ -1,0 +1,99 @@
+"""What the server knows of all devices at once: the vector B and the matrix V of the paper (step 1)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray, IntArray, Profile
+
+FASTEST = 1e30
+"""A velocity beyond this is no measurement, and sums of such might overflow."""
+
+
+@dataclass(frozen=True, eq=False)
+class FleetProfiles:
+    """The profiles of C devices side by side, in ascending order of their ids."""
+
+    devices: IntArray
+    capacities: IntArray
+    velocities: AnyArray
+    """V: (C, Y), float32 or float64; a million devices and a hundred labels take 0.4 GB as float32."""
+
+    def __post_init__(self) -> None:
+        count = len(self.devices)
+        if (
+            self.capacities.shape != (count,)
+            or self.velocities.ndim != 2
+            or len(self.velocities) != count
+        ):
+            raise ValueError(
+                f"a fleet of {count} devices needs capacities of shape ({count},) and velocities of shape "
+                f"({count}, labels), got {self.capacities.shape} and {self.velocities.shape}"
+            )
+        if np.any(np.diff(self.devices) <= 0):
+            raise ValueError("devices must be unique and in ascending order")
+        slowest, fastest = (
+            self.velocities.min(axis=1, initial=0.0),
+            self.velocities.max(axis=1, initial=0.0),
+        )
+        usable = (slowest >= 0) & (fastest <= FASTEST)
+        for sound, rule in (
+            (self.capacities >= 0, "its capacity must be at least 0"),
+            (usable, "its velocities must be finite numbers of at least 0"),
+        ):
+            if not sound.all():
+                raise RejectedError(
+                    "profile", f"device {self.devices[int(sound.argmin())]}: {rule}"
+                )
+
+    @staticmethod
+    def of(profiles: Mapping[DeviceId, Profile]) -> "FleetProfiles":
+        """The fleet of these profiles, in the order of the devices' ids whatever the order they came in."""
+        devices = sorted(profiles)
+        return FleetProfiles(
+            np.array(devices, dtype=np.int64),
+            np.array([profiles[device].capacity for device in devices], dtype=np.int64),
+            np.array([profiles[device].velocity for device in devices])
+            if devices
+            else np.zeros((0, 0)),
+        )
+
+    @staticmethod
+    def numbered(capacities: ArrayLike, velocities: ArrayLike) -> "FleetProfiles":
+        """A fleet whose devices are called 0, 1, 2 and so on.
+
+        >>> fleet = FleetProfiles.numbered(capacities=[4, 2], velocities=[[1, 0, 2], [0, 0, 5]])
+        >>> len(fleet), fleet.labels, fleet.owners.tolist(), fleet.label_mass.tolist()
+        (2, 3, [1, 0, 2], [1.0, 0.0, 7.0])
+        """
+        capacity, velocity = np.asarray(capacities, dtype=np.int64), np.asarray(velocities)
+        if velocity.dtype != np.float32:
+            velocity = velocity.astype(np.float64)
+        return FleetProfiles(np.arange(len(capacity)), capacity, velocity)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def labels(self) -> int:
+        """Y, the number of regions."""
+        return int(self.velocities.shape[1])
+
+    @cached_property
+    def owners(self) -> IntArray:
+        """How many devices see each label, (Y,)."""
+        return np.asarray((self.velocities > 0).sum(axis=0, dtype=np.int32), dtype=np.int64)
+
+    @cached_property
+    def seen(self) -> IntArray:
+        """How many labels each device sees, (C,)."""
+        return np.asarray((self.velocities > 0).sum(axis=1, dtype=np.int32), dtype=np.int64)
+
+    @cached_property
+    def label_mass(self) -> FloatArray:
+        """||V_y||_1 per label: the arrivals of each label over the whole fleet."""
+        return np.asarray(self.velocities.sum(axis=0, dtype=np.float64))

@@ -1,0 +1,1 @@
+"""The messages between servers, devices and operators, and how they become bytes."""

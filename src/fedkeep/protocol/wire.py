@@ -1,0 +1,126 @@
+"""How every message of fedkeep becomes bytes: a head of msgpack, and the arrays that it speaks of beside it.
+
+The same on the agent's socket and in Flower's records. Nothing received can run, nothing is allocated by what a message
+merely claims, and two versions that do not understand each other say so. Messages may hold any dataclass of the core:
+a field added to one is on the wire without another line.
+"""
+
+import math
+import re
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.types import AnyArray
+
+VERSION = 1
+"""To be raised when a message changes so that the other side would misread it; the first two bytes of every head."""
+_ARRAY = 1
+_NUMBERS = re.compile(r"[<|][iuf][1248]")
+_MOST_PARTS = 64
+
+
+def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
+    """A message ready to be sent: its head, and its arrays, which a transport may share between messages.
+
+    >>> head, arrays = pack({"round": 3, "model": np.zeros(2)})
+    >>> unpack(head, [array.tobytes() for array in arrays], Any)
+    {'round': 3, 'model': array([0., 0.])}
+    """
+    arrays: list[AnyArray] = []
+
+    def aside(value: Any) -> msgspec.msgpack.Ext:
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"no message holds {type(value).__name__}")
+        array = np.ascontiguousarray(value)
+        arrays.append(array)
+        described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
+        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
+
+    return VERSION.to_bytes(2) + msgspec.msgpack.encode(message, enc_hook=aside), arrays
+
+
+def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:
+    """The message, if it is one of `kind`; its arrays are read-only views of `parts`."""
+    found = int.from_bytes(head[:2])
+    if found != VERSION:
+        words = f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep"
+        raise RejectedError("version", words)
+    used: set[int] = set()
+
+    def array(code: int, described: memoryview) -> AnyArray:
+        index, dtype, shape = msgspec.msgpack.decode(
+            described, type=tuple[int, str, tuple[int, ...]]
+        )
+        if (
+            code != _ARRAY
+            or not 0 <= index < len(parts)
+            or not _NUMBERS.fullmatch(dtype)
+            or min(shape, default=0) < 0
+        ):
+            raise RejectedError(
+                "malformed",
+                f"no array {index} of {dtype[:20]!r} and shape {shape[:5]} is sent here",
+            )
+        used.add(index)
+        data, numbers = parts[index], np.dtype(dtype)
+        if len(data) != numbers.itemsize * math.prod(shape):
+            words = f"{len(data)} bytes do not make an array of {numbers} and shape {shape[:5]}"
+            raise RejectedError("malformed", words)
+        return np.frombuffer(data, numbers).reshape(shape)
+
+    try:
+        message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[2:])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RejectedError(
+            "malformed", f"not the message that is expected: {str(error)[:200]}"
+        ) from error
+    if len(used) != len(parts):
+        raise RejectedError(
+            "malformed", f"{len(parts) - len(used)} arrays that it does not speak of"
+        )
+    return message
+
+
+def to_bytes(message: Any) -> bytes:
+    """The message as one run of bytes, for a socket."""
+    head, arrays = pack(message)
+    parts = [head, *(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in arrays)]
+    return struct.pack(f">{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def from_bytes(payload: bytes, kind: Any) -> Any:
+    """The message in what `to_bytes` made.
+
+    >>> from fedkeep.core.types import Profile
+    >>> from_bytes(to_bytes(Profile(capacity=4, velocity=np.array([2.0, 0.5]))), Profile).rate
+    2.5
+    """
+    (count,) = struct.unpack_from(">I", payload) if len(payload) >= 4 else (0,)
+    if not 1 <= count <= _MOST_PARTS or len(payload) < 4 * (1 + count):
+        raise RejectedError("malformed", "not a message of fedkeep, or one of a version before 1")
+    lengths = struct.unpack_from(f">{count}I", payload, 4)
+    ends = list(accumulate(lengths, initial=4 * (1 + count)))
+    if ends[-1] != len(payload):
+        raise RejectedError("malformed", f"{len(payload)} bytes are not what its parts add up to")
+    head, *parts = (memoryview(payload)[start:end] for start, end in pairwise(ends))
+    return unpack(head, parts, kind)
+
+
+def to_array(value: Any) -> AnyArray:
+    """Plain values as an array of bytes, to stand in a state among others; what they hold must not be arrays."""
+    return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)
+
+
+def from_array(array: AnyArray, kind: Any) -> Any:
+    """What `to_array` made an array of.
+
+    >>> from_array(to_array({7: "hall"}), dict[int, str])
+    {7: 'hall'}
+    """
+    return msgspec.msgpack.decode(array.tobytes(), type=kind)

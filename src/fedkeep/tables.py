@@ -1,0 +1,146 @@
+"""Configuration: tables of a TOML file to the dataclasses that own their keys."""
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.registry import did_you_mean
+
+Options = TypeVar("Options")
+Table = dict[str, Any]
+
+
+def build(options: type[Options], table: Table, where: str) -> Options:
+    """The dataclass `options` with the table's values; wrong keys and values are named, with what is allowed.
+
+    >>> from fedkeep.config.options import StorageOptions
+    >>> build(StorageOptions, {"capacity": 5}, "storage").capacity
+    5
+    >>> build(StorageOptions, {"capacitty": 5}, "storage")
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: unknown key 'storage.capacitty': did you mean 'capacity'?
+    """
+    fields = {field.name for field in dataclasses.fields(options) if field.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in fields:
+            raise ConfigError(f"unknown key '{where}.{key}': {did_you_mean(key, sorted(fields))}")
+    try:
+        return msgspec.convert(table, options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(options, table, str(error), where)) from error
+    except ValueError as error:
+        raise ConfigError(f"in [{where}]: {error}") from error
+
+
+def read_toml(path: Path) -> Table:
+    """The file's tables."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {path}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+
+
+def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
+    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
+    table = read_toml(path)
+    bases = table.pop("base", [])
+    below: Table = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
+    return merged(below, table)
+
+
+def override(table: Table, settings: list[str]) -> Table:
+    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings.
+
+    >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
+    {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
+    """
+    result = merged(table, {})
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, got '{setting}'")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        put(result, key.strip(), value)
+    return result
+
+
+def put(table: Table, key: str, value: Any) -> None:
+    """Sets a dotted key, making tables on the way; quotes hold a part together.
+
+    >>> table = {}
+    >>> put(table, 'sweep."storage.capacity"', [5, 10])
+    >>> table
+    {'sweep': {'storage.capacity': [5, 10]}}
+    """
+    parts = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^".]+)', key)]
+    if not parts:
+        raise ConfigError(f"'{key}' is no key: write it as table.key")
+    *parents, last = parts
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"'{parent}' in '{key}' is a value, not a table")
+    table[last] = value
+
+
+def merged(below: Table, above: Table) -> Table:
+    """`below` with `above` laid over it, table by table; it shares no table with either.
+
+    >>> merged({"train": {"rounds": 9, "epochs": 1}}, {"train": {"rounds": 5}, "seed": 1})
+    {'train': {'rounds': 5, 'epochs': 1}, 'seed': 1}
+    """
+    result = {
+        key: merged(value, {}) if isinstance(value, dict) else value for key, value in below.items()
+    }
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = (
+            merged(old if isinstance(old, dict) else {}, value)
+            if isinstance(value, dict)
+            else value
+        )
+    return result
+
+
+def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and their values, however the tables nest them.
+
+    >>> dict(flat({"train": {"rounds": 9}, "seed": 1}))
+    {'train.rounds': 9, 'seed': 1}
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _explain(options: type[Any], table: Table, message: str, where: str) -> str:
+    """msgspec's message with the key, its value and what is allowed."""
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
+        return f"'{where}.{missing[1]}' is missing"
+    what, _, path = message.partition(" - at `$.")
+    key = path.rstrip("`").partition("[")[0].partition(".")[0]
+    if key not in table:
+        return f"in [{where}]: {what.replace('`', chr(39))}"
+    allowed = get_args(get_type_hints(options)[key])
+    words = [word for word in allowed if isinstance(word, str)]
+    hint = did_you_mean(str(table[key]), words) if words else what.replace("`", "'")
+    return f"'{where}.{key}' cannot be {table[key]!r}: {hint[0].lower()}{hint[1:]}"

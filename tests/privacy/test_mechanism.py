@@ -1,0 +1,293 @@
+"""What passes the guard: noised, without an estimator, or nothing; charged before it goes."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from fedkeep.core.errors import RejectedError
+from fedkeep.core.types import FloatArray, LocalTraining, Profile, Report, State, TrainOrder
+from fedkeep.privacy.accountant import BudgetSpentError, PrivacyLedger
+from fedkeep.privacy.mechanism import DPMechanism
+from fedkeep.privacy.options import PrivacyOptions, Stream
+
+pytest.importorskip("dp_accounting", reason="needs the privacy extra")
+
+P = 4000
+N = 50
+
+
+def order(round_: int = 0, accepted: int | None = None) -> TrainOrder:
+    return TrainOrder(
+        round_, np.zeros(P, np.float32), None, LocalTraining(0.1, 1), accepted_round=accepted
+    )
+
+
+def report(round_: int = 0, *, weight: float = 3.0) -> Report:
+    gradient = np.full(P, (0.5 - 0.001 * round_) / math.sqrt(P), np.float32)
+    return Report(round_, np.full(P, 0.01, np.float32), weight, 1, 5, gradient, N)
+
+
+def ones(size: int) -> FloatArray:
+    return np.ones(size)
+
+
+class Journal:
+    """Remembers what was committed, in order."""
+
+    def __init__(self) -> None:
+        self.states: list[State] = []
+
+    def commit(self, state: State) -> None:
+        self.states.append(state)
+
+
+def guard(
+    options: PrivacyOptions, ledger: PrivacyLedger | None = None, journal: Journal | None = None
+) -> DPMechanism:
+    return DPMechanism(options, ledger or PrivacyLedger(), (journal or Journal()).commit, ones)
+
+
+def test_without_an_epsilon_nothing_is_changed_or_charged() -> None:
+    journal = Journal()
+    sent = guard(PrivacyOptions(), journal=journal).release(report(), order())
+    np.testing.assert_array_equal(sent.model, report().model)
+    assert sent.local_gradient is not None
+    np.testing.assert_array_equal(sent.local_gradient, report().local_gradient)
+    assert journal.states == []
+
+
+def test_a_samples_noise_shrinks_with_the_samples_and_a_devices_does_not() -> None:
+    for unit, sensitivity in (("sample", 2 * 0.5 / N), ("device", 2 * 0.5)):
+        options = PrivacyOptions(epsilon=1.0, clip=0.5, unit=unit)  # type: ignore[arg-type]
+        sent = guard(options).release(report(), order()).local_gradient
+        clean = report().local_gradient
+        assert sent is not None
+        assert clean is not None
+        noisy = clean + options.noise_multiplier() * sensitivity
+        shortened = noisy * min(1.0, 0.5 / float(np.linalg.norm(noisy)))
+        np.testing.assert_allclose(sent, shortened, rtol=1e-3)
+
+
+@pytest.mark.parametrize("protect", [("estimator",), ("model",)])
+def test_noise_has_the_promised_size_and_no_result_is_longer_than_the_clip(
+    protect: tuple[Stream, ...],
+) -> None:
+    options = PrivacyOptions(epsilon=50.0, clip=1.0, model_clip=1.0, protect=protect)
+    multiplier, sensitivity = (
+        options.noise_multiplier(),
+        2 / 100 if protect == ("estimator",) else 2,
+    )
+    nothing = replace(
+        report(),
+        model=np.zeros(P, np.float32),
+        local_gradient=np.zeros(P, np.float32),
+        gradient_samples=100,
+    )
+
+    def released(scale: float) -> FloatArray:
+        door = DPMechanism(
+            options,
+            PrivacyLedger(),
+            Journal().commit,
+            lambda n: scale * np.random.default_rng(0).standard_normal(n),
+        )
+        sent = door.release(nothing, order())
+        vector = sent.local_gradient if protect == ("estimator",) else sent.model
+        assert vector is not None
+        return vector.astype(np.float64)
+
+    assert released(1e-3).std() == pytest.approx(1e-3 * multiplier * sensitivity, rel=0.05)
+    assert np.linalg.norm(released(1e3)) == pytest.approx(1.0)
+
+
+def test_the_ledger_is_committed_before_the_noise_is_drawn() -> None:
+    events: list[str] = []
+
+    def draw(size: int) -> FloatArray:
+        events.append("noise")
+        return np.zeros(size)
+
+    def commit(state: State) -> None:
+        assert state["composed"][1] > 0
+        events.append("commit")
+
+    DPMechanism(PrivacyOptions(epsilon=1.0), PrivacyLedger(), commit, draw).release(
+        report(), order()
+    )
+    assert events == ["commit", "noise"]
+
+
+def test_nothing_leaves_when_the_ledger_cannot_be_committed() -> None:
+    def full_disk(state: State) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        DPMechanism(PrivacyOptions(epsilon=1.0), PrivacyLedger(), full_disk, ones).release(
+            report(), order()
+        )
+
+
+def test_sample_level_estimators_of_a_stream_never_run_out() -> None:
+    ledger = PrivacyLedger()
+    door = guard(PrivacyOptions(epsilon=1.0), ledger)
+    for round_ in range(30):
+        sent = door.release(report(round_), order(round_, round_ - 1 if round_ else None))
+        assert sent.local_gradient is not None
+    assert ledger.epsilon("sample", 1e-5) == pytest.approx(1.0)
+    assert ledger.epsilon("device", 1e-5) > 100
+
+
+def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -> None:
+    strict, lenient = (
+        guard(PrivacyOptions(epsilon=1.0)),
+        guard(PrivacyOptions(epsilon=1.0, resends=1)),
+    )
+    for door in (strict, lenient):
+        assert door.release(report(0), order(0)).local_gradient is not None
+    assert strict.release(report(1), order(1)).local_gradient is None
+    assert lenient.release(report(1), order(1)).local_gradient is not None
+    assert strict.release(report(2), order(2, accepted=1)).local_gradient is not None
+    assert lenient.release(report(2), order(2, accepted=0)).local_gradient is None
+
+
+def test_the_same_estimator_goes_out_again_with_the_same_noise_and_for_nothing() -> None:
+    ledger, journal = PrivacyLedger(), Journal()
+    door = DPMechanism(PrivacyOptions(epsilon=1.0), ledger, journal.commit)
+    first = door.release(report(0), order(0)).local_gradient
+    again = door.release(replace(report(0), round=1), order(1)).local_gradient
+    assert first is not None
+    assert again is not None
+    np.testing.assert_array_equal(first, again)
+    assert ledger.snapshot()["releases"][0] == len(journal.states) == 1
+
+
+def test_spending_tells_both_units_and_what_is_left() -> None:
+    door = guard(PrivacyOptions(epsilon=2.0, unit="device", releases=4))
+    assert door.spending().left == 2.0
+    for round_ in range(4):
+        door.release(report(round_), order(round_))
+    spending = door.spending()
+    assert spending.device_epsilon == pytest.approx(2.0)
+    assert spending.sample_epsilon < 0.1
+    assert spending.left == pytest.approx(0.0, abs=1e-6)
+    assert door.snapshot()["ledger.releases"].tolist() == [4, 0, 0]
+    assert guard(PrivacyOptions()).spending().left is None
+
+
+@pytest.mark.parametrize("when_spent", ["without-estimator", "absent"])
+def test_at_the_end_of_a_devices_budget_it_goes_on_without_estimator_or_stays_away(
+    when_spent: str,
+) -> None:
+    ledger = PrivacyLedger()
+    options = PrivacyOptions(epsilon=2.0, unit="device", releases=3, when_spent=when_spent)  # type: ignore[arg-type]
+    door = guard(options, ledger)
+    for round_ in range(3):
+        assert door.release(report(round_), order(round_)).local_gradient is not None
+    spent = ledger.epsilon("device", 1e-5)
+    assert spent == pytest.approx(2.0)
+    if when_spent == "absent":
+        with pytest.raises(BudgetSpentError, match="nothing was sent"):
+            door.release(report(3), order(3))
+    else:
+        sent = door.release(report(3), order(3))
+        assert (sent.local_gradient, sent.gradient_samples) == (None, 0)
+        np.testing.assert_array_equal(sent.model, report().model)
+    assert ledger.epsilon("device", 1e-5) == spent
+
+
+def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> None:
+    options = PrivacyOptions(
+        epsilon=5.0, protect=("estimator", "model"), model_clip=0.1, releases=2
+    )
+    ledger = PrivacyLedger()
+    door = guard(options, ledger)
+    sent = door.release(report(0), order(0))
+    np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P), rtol=1e-5)
+    assert np.linalg.norm(sent.model) <= 0.1 * (1 + 1e-5)
+    door.release(report(1), order(1, accepted=0))
+    with pytest.raises(BudgetSpentError):
+        door.release(report(2), order(2, accepted=1))
+    assert ledger.epsilon("sample", 1e-5) <= 5.0 * (1 + 1e-6)
+
+
+def test_the_estimator_gives_way_to_a_protected_model() -> None:
+    options = PrivacyOptions(epsilon=5.0, unit="device", protect=("estimator", "model"), releases=2)
+    door = guard(options)
+    door.release(report(0), order(0))
+    door.release(replace(report(1), local_gradient=None, gradient_samples=0), order(1))
+    sent = door.release(report(2), order(2))
+    assert sent.local_gradient is None, "of four releases one was left, which went to the model"
+    with pytest.raises(BudgetSpentError):
+        door.release(report(3), order(3))
+
+
+def test_a_report_of_no_data_costs_nothing() -> None:
+    journal = Journal()
+    empty = replace(report(weight=0.0), local_gradient=None, gradient_samples=0)
+    guard(PrivacyOptions(epsilon=1.0, protect=("estimator", "model")), journal=journal).release(
+        empty, order()
+    )
+    assert journal.states == []
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("field", ["model", "local_gradient"])
+def test_what_is_not_finite_stays_on_the_device(field: str, bad: float) -> None:
+    journal = Journal()
+    vector = np.zeros(P, np.float32)
+    vector[7] = bad
+    spoiled = (
+        replace(report(), model=vector)
+        if field == "model"
+        else replace(report(), local_gradient=vector)
+    )
+    for options in (PrivacyOptions(epsilon=1.0), PrivacyOptions()):
+        with pytest.raises(RejectedError, match="not finite"):
+            guard(options, journal=journal).release(spoiled, order())
+    assert journal.states == []
+
+
+def test_an_estimator_that_was_not_clipped_is_refused() -> None:
+    long = replace(report(), local_gradient=np.full(P, 1.0, np.float32))
+    with pytest.raises(RejectedError, match="unclipped local gradient"):
+        guard(PrivacyOptions(epsilon=1.0)).release(long, order())
+
+
+@pytest.mark.parametrize("unit", ["sample", "device"])
+def test_a_protected_profile_is_noised_once_and_then_told_again(
+    unit: Literal["sample", "device"],
+) -> None:
+    options = PrivacyOptions(
+        epsilon=3.0, unit=unit, protect=("profile", "model"), profile_bound=10.0
+    )
+    profile = Profile(5, np.array([3.0, 0.0, 4.0]))
+    ledger = PrivacyLedger()
+    door = guard(options, ledger)
+    sent = door.release_profile(profile, window=20.0)
+    sensitivity = math.sqrt(2) * (1 / 20 if unit == "sample" else 10)
+    np.testing.assert_allclose(
+        sent.velocity, profile.velocity + options.noise_multiplier() * sensitivity
+    )
+    restarted = guard(options)
+    restarted.restore(door.snapshot())
+    for again in (door, restarted):
+        np.testing.assert_array_equal(
+            again.release_profile(Profile(5, np.ones(3)), 20.0).velocity, sent.velocity
+        )
+    assert ledger.snapshot()["releases"][2] == 1
+    door.release(report(), order())
+    with pytest.raises(BudgetSpentError, match="profile"):
+        guard(options, ledger).release_profile(profile, window=20.0)
+
+
+def test_noisy_velocities_are_never_negative() -> None:
+    door = DPMechanism(
+        PrivacyOptions(epsilon=1.0, protect=("profile",)),
+        PrivacyLedger(),
+        Journal().commit,
+        lambda n: -ones(n),
+    )
+    assert door.release_profile(Profile(5, np.zeros(3)), window=1.0).velocity.min() == 0
