@@ -11,7 +11,7 @@ from flwr.app.user_config import UserConfig
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.service import Service
 from fedkeep.config.experiment import Experiment, resolve
-from fedkeep.config.presets import DEFAULT_POLICY, PRESETS, device_tables
+from fedkeep.config.presets import DEFAULT_POLICY, PRESETS
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower.client_app import AgentDevice
 from fedkeep.flower.device_memory import DeviceMemory
@@ -38,10 +38,12 @@ def agent(preset: str, policy: str, **tables: Table) -> AgentConfig:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_preset_makes_the_same_device_in_simulator_and_agent(preset: str, policy: str) -> None:
     simulated, real = experiment(preset, policy), agent(preset, policy)
-    assert real.policy == simulated.policy
-    assert real.weights == simulated.weights
-    assert real.after_use == simulated.storage.rule()
-    assert real.device == simulated.storage.device(simulated.estimator)
+    method = real.method
+    assert method.policy == simulated.policy
+    assert method.weights == simulated.weights
+    assert method.gist == simulated.gist
+    assert method.storage == simulated.storage
+    assert method.storage.device(method.estimator) == simulated.storage.device(simulated.estimator)
 
 
 def test_nothing_said_is_the_default_preset() -> None:
@@ -51,9 +53,11 @@ def test_nothing_said_is_the_default_preset() -> None:
 
 
 def test_an_agents_own_keys_go_before_the_preset() -> None:
-    config = agent("paper", "ode", after_use={"name": "discount"}, weights={"client_label": 0.25})
-    assert config.after_use.name == "discount"
-    assert config.weights.client_label == 0.25
+    config = agent(
+        "paper", "ode", storage={"after_use": "discount"}, weights={"client_label": 0.25}
+    )
+    assert config.method.storage.after_use == "discount"
+    assert config.method.weights.client_label == 0.25
 
 
 def test_a_misspelt_preset_is_named() -> None:
@@ -75,12 +79,10 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
 
 
 def test_a_keeper_follows_the_preset() -> None:
-    assert device_tables("paper", "ode")["after_use"] == {"name": "keep"}
     assert len(kept_after_two_offers("paper")) > 0, (
         "the paper keeps what is worth most, however old"
     )
-    if device_tables("default", "ode")["after_use"]["name"] == "evict_trained_first":
-        assert not kept_after_two_offers("default"), "what was trained on makes way"
+    assert not kept_after_two_offers("default"), "what was trained on makes way"
 
 
 @pytest.mark.parametrize(

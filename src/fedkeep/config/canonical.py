@@ -274,7 +274,7 @@ def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
 
 def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
     """The canonical form: what is not at the defaults of version 1, in the words of version 1."""
-    names = {key: _former_name(key, name) for key, name in experiment.names.items()}
+    names = {key: stored_name(key, name) for key, name in experiment.names.items()}
     unlabelled = experiment.label == experiment.names["policy"]
     form: Table = {
         "seed": experiment.seed,
@@ -287,8 +287,23 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
     return form
 
 
-def _former_name(table: str, name: str) -> str:
+def stored_name(table: str, name: str) -> str:
+    """The name that a component has in stored data, such as hashes and the log of decisions.
+
+    >>> stored_name("policy", "balanced-reservoir"), stored_name("policy", "ode")
+    ('draw', 'ode')
+    """
     return _NAMES.get(table, {}).get(name, name)
+
+
+def present_name(table: str, stored: str) -> str:
+    """The registered name behind a name in stored data.
+
+    >>> present_name("policy", "draw")
+    'balanced-reservoir'
+    """
+    former = {old: new for new, old in _NAMES.get(table, {}).items()}
+    return former.get(stored, stored)
 
 
 def _set_options(table: str, component: str | None, options: Any) -> Table:

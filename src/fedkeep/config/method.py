@@ -27,16 +27,30 @@ from fedkeep.loading import find_component
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.tables import Table, build, merged
 
-METHOD_TABLES: dict[str, type[Any]] = {
+DEVICE_TABLES: dict[str, type[Any]] = {
     "storage": StorageOptions,
     "weights": Weighting,
     "estimator": EstimatorOptions,
     "gist": GistOptions,
-    "train": TrainOptions,
     "aggregation": Aggregation,
-    "limits": Limits,
     "privacy": PrivacyOptions,
 }
+"""The tables of `MethodConfig`, beside that of the policy."""
+_SERVER_TABLES: dict[str, type[Any]] = {"train": TrainOptions, "limits": Limits}
+METHOD_TABLES: dict[str, type[Any]] = {
+    key: {**DEVICE_TABLES, **_SERVER_TABLES}[key]
+    for key in (
+        "storage",
+        "weights",
+        "estimator",
+        "gist",
+        "train",
+        "aggregation",
+        "limits",
+        "privacy",
+    )
+}
+"""The tables of a method, in the order in which they are written down."""
 _OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
 """Tables whose `name` may be a class of one's own."""
 METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
@@ -46,24 +60,61 @@ FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
 
 
 @dataclass(frozen=True)
-class Method:
-    """One way to run a fleet; an experiment adds data to it, a deployment's specification the form of its samples."""
+class MethodConfig:
+    """What devices store, how it counts and what is exchanged: the same in all configurations.
 
-    model: Table
-    """`name`, `last_layers` and the factory's arguments."""
+    Experiments, fleets and agents contain it, with the same tables and keys; `parse_method` is the
+    one place that reads them, and `config.device.build_device` makes a device of it.
+
+    Raises
+    ------
+    ConfigError
+        If two of its tables exclude each other.
+    """
+
     policy: SelectionPolicy
-    coordinator: Coordinator
     storage: StorageOptions
     weights: Weighting
     estimator: EstimatorOptions
     gist: GistOptions
-    train: TrainOptions
     aggregation: Aggregation
-    limits: Limits
     privacy: PrivacyOptions
-    seed: int
     names: dict[str, str]
-    """The registered names of policy and coordinator, and of whatever else was found by its name."""
+    """The registered names of the policy, and of whatever else was found by its name."""
+
+    def __post_init__(self) -> None:
+        gist, privacy = self.gist, self.privacy
+        if gist.shared and gist.last_layers is not None and self.policy.uses_direction:
+            raise ConfigError(
+                "gist.last_layers would shorten the direction that the policy values by: "
+                "set model.last_layers"
+            )
+        if gist.shared and privacy.counts_samples:
+            raise ConfigError(
+                "a shared gist tells of a sample in many rounds: "
+                "set privacy.unit = 'device', or gist.mode = 'local'"
+            )
+        if self.estimator.name == "stored" and privacy.counts_samples:
+            raise ConfigError(
+                "estimator.name = 'stored' sends a sample many times: set privacy.unit = 'device'"
+            )
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name in the configuration."""
+        return self.names["policy"]
+
+
+@dataclass(frozen=True)
+class Method(MethodConfig):
+    """A method and how it is trained; experiments add data, a fleet the form of its samples."""
+
+    model: Table
+    """`name`, `last_layers` and the factory's arguments."""
+    coordinator: Coordinator
+    train: TrainOptions
+    limits: Limits
+    seed: int
 
     @property
     def model_seed(self) -> int:
@@ -186,36 +237,52 @@ def parse_fleet(table: Table) -> FleetSpec:
     return spec
 
 
+def parse_method(table: Table) -> MethodConfig:
+    """Read what devices store and exchange, as far as a device decides it; without a coordinator.
+
+    Parameters
+    ----------
+    table : Table
+        Tables of a configuration, preset and all; tables that are no part of the method are left
+        to the caller.
+
+    Returns
+    -------
+    MethodConfig
+        With the preset's words where the table says nothing.
+
+    Examples
+    --------
+    >>> method = parse_method({"policy": {"name": "ode"}, "preset": "paper"})
+    >>> method.policy_name, method.storage.quotas, method.gist.kept
+    ('ode', 'hard', False)
+    """
+    return MethodConfig(**_device_parts(with_preset(table), coordinated=None))
+
+
+def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
+    """The fields of `MethodConfig`; `coordinated` None: as the policy needs it."""
+    policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
+    policy = build(find_policy(policy_name), options, "policy")
+    parts, own = parts_of(DEVICE_TABLES, table)
+    if not (policy.coordinated if coordinated is None else coordinated or policy.coordinated):
+        parts["weights"] = UNCOORDINATED
+    return {"policy": policy, "names": {"policy": policy_name, **own}, **parts}
+
+
 def method_parts(table: Table) -> dict[str, Any]:
-    """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
+    """The fields of `Method` that a table describes; other keys are the caller's."""
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
-    plain, own = parts_of(METHOD_TABLES, table)
-    if not policy.coordinated and coordinator_name == "none":
-        plain["weights"] = UNCOORDINATED
-    gist, privacy = plain["gist"], plain["privacy"]
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        words = "would shorten the direction that the policy values by: set model.last_layers"
-        raise ConfigError(f"gist.last_layers {words}")
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        words = (
-            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.mode = 'local'"
-        )
-        raise ConfigError(f"a shared gist {words}")
+    parts = _device_parts(table, coordinated=coordinator_name != "none")
+    rest, own = parts_of(_SERVER_TABLES, table)
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
+    parts["names"] |= {"coordinator": coordinator_name, **own}
     model = table_of(table, "model")
-    return {
-        "model": model,
-        "policy": policy,
-        "coordinator": coordinator,
-        "seed": seed,
-        "names": names,
-        **plain,
-    }
+    return {"model": model, "coordinator": coordinator, "seed": seed, **parts, **rest}
 
 
 def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any], dict[str, str]]:
