@@ -44,7 +44,7 @@ def test_a_table_of_version_1_keeps_its_hash(row: dict[str, object]) -> None:
 
 
 def test_the_frozen_hashes_tell_their_tables_apart() -> None:
-    """As far as they describe other experiments: some write out a default or what a preset says."""
+    """Not all: some write out a default, or what a preset says."""
     assert len({row["hash"] for row in FROZEN}) > 0.8 * len(FROZEN)
 
 

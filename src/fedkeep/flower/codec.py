@@ -4,12 +4,13 @@ The wire itself is `link.wire`'s; here it is bounded in size before it is read, 
 form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fedkeep.config.agreement import check_agreement
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report
@@ -93,15 +94,22 @@ def decode_report(content: RecordDict, parameters: int) -> Report:
     return report
 
 
-def decode_profile(content: RecordDict, regions: int) -> tuple[Profile, DeviceId, str]:
-    """The profile, if it is sound, and the number and name its sender claims."""
+def decode_profile(
+    content: RecordDict, regions: int, agreement: Mapping[str, str] | None = None
+) -> tuple[Profile, DeviceId, str]:
+    """The profile, if it is valid, and the number and name its sender claims.
+
+    A sender whose method differs from the fleet's `agreement` is rejected with the difference, before
+    the shape of its profile can be wrong for that reason.
+    """
     said: Profiled = decode(content, Profiled, 8 * regions + _HEAD_BYTES)
     _require_count("capacity", said.profile.capacity)
+    _check(agreement, said)
     return screen_profile(said.profile, regions), _require_count("device", said.device), said.name
 
 
 def decode_encrypted_profile(
-    content: RecordDict, regions: int
+    content: RecordDict, regions: int, agreement: Mapping[str, str] | None = None
 ) -> tuple[EncryptedProfiled, DeviceId]:
     """The sealed profile and the number claimed with it; one in the clear is refused and not used."""
     said: Profiled | EncryptedProfiled = decode(
@@ -111,6 +119,7 @@ def decode_encrypted_profile(
         raise RejectedError(
             "profile in the clear", "it was asked to encrypt; its answer is not used"
         )
+    _check(agreement, said)
     return said, _require_count("device", said.device)
 
 
@@ -156,6 +165,12 @@ def content_of(reply: Message) -> RecordDict:
     if reply.has_error():
         raise RejectedError("error", (reply.error.reason or "the node failed")[:300])
     return reply.content
+
+
+def _check(agreement: Mapping[str, str] | None, said: Profiled | EncryptedProfiled) -> None:
+    """Rejects a device whose method differs from the fleet's, unless there is nothing to compare."""
+    if agreement is not None:
+        check_agreement(agreement, said.agreement)
 
 
 def _require_count(name: str, number: int | None) -> int:

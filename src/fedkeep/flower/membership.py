@@ -5,7 +5,7 @@ A node is known by its key, so that a device is the same after any restart.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -57,6 +57,8 @@ class Membership:
     options: RoundOptions
     refusals: Rejections
     planner: RemotePlanner | None = None
+    agreement: Mapping[str, str] | None = None
+    """What devices must have configured like this fleet; None: it is not checked."""
     entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
     online: dict[int, DeviceId] = field(default_factory=dict, init=False)
     """The devices at the nodes that may take part in a round."""
@@ -125,20 +127,23 @@ class Membership:
         with self.refusals.naming(asked.node if known is None else known):
             content = codec.content_of(reply)
             if self.planner is None:
-                profile, device, name = codec.decode_profile(content, self.server.regions)
+                profile, device, name = codec.decode_profile(
+                    content, self.server.regions, self.agreement
+                )
                 self._bind(asked.node, device, profile, name)
                 words = f"capacity {profile.capacity}, rate {profile.rate:g}"
                 if not profile.rate > 0:
                     log.warning("device %d sees no samples: it is given none to store", device)
             else:
-                said, device = codec.decode_encrypted_profile(content, self.server.regions)
-                if said.nonce != self._nonce:
-                    return  # it answers an earlier request, and was asked for this one as well
-                self._bind(
-                    asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name
+                sealed, device = codec.decode_encrypted_profile(
+                    content, self.server.regions, self.agreement
                 )
-                self.planner.profiles[device] = said.profile
-                name, words = said.name, "its profile is sealed"
+                if sealed.nonce != self._nonce:
+                    return  # it answers an earlier request, and was asked for this one as well
+                unknown = Profile(0, np.full(self.server.regions, np.nan))
+                self._bind(asked.node, device, unknown, sealed.name)
+                self.planner.profiles[device] = sealed.profile
+                name, words = sealed.name, "its profile is sealed"
             log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
         self._awaited.discard(asked.node)
 

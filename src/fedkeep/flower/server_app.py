@@ -7,6 +7,7 @@ them from wherever Python finds them. So a fleet of agents needs no app of its o
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeep.config.agreement import agreement_of
 from fedkeep.config.aliases import current
 from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.config.options import MetricsOptions
@@ -127,7 +129,11 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
     """
     spec = fleet_of(run_config)
     return open_strategy(
-        spec.server(), run_config, header_of(spec), participation=spec.train.participation
+        spec.server(),
+        run_config,
+        header_of(spec),
+        agreement=agreement_of(spec, spec.regions.count),
+        participation=spec.train.participation,
     )
 
 
@@ -151,7 +157,11 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
 
 
 def open_strategy(
-    server: Server, run_config: UserConfig, header: Header | None = None, **rounds: Any
+    server: Server,
+    run_config: UserConfig,
+    header: Header | None = None,
+    agreement: Mapping[str, str] | None = None,
+    **rounds: Any,
 ) -> FedkeepStrategy:
     """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
 
@@ -168,7 +178,9 @@ def open_strategy(
         if privacy.secure_aggregation
         else None
     )
-    strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
+    strategy = FedkeepStrategy(
+        server, replace(said["rounds"], **rounds), store, sums, planner, agreement=agreement
+    )
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

@@ -69,10 +69,14 @@ class FedkeepStrategy:
     planner: RemotePlanner | None = None
     recorder: FleetRecorder | None = None
     metrics: ServerMetrics | None = None
+    agreement: Mapping[str, str] | None = None
+    """What devices must have configured alike (`config.agreement`); None: it is not checked."""
 
     def __post_init__(self) -> None:
         self._refusals, self._tally, self._sound = Rejections(), np.zeros(2, dtype=np.int64), 0
-        self._membership = Membership(self.server, self.options, self._refusals, self.planner)
+        self._membership = Membership(
+            self.server, self.options, self._refusals, self.planner, self.agreement
+        )
         self._parts: dict[str, Stateful] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[PendingRequest, Message]] = []
         """Reports that came between two rounds."""
