@@ -1,7 +1,7 @@
 """What a fleet does, every choice made, and no data: its method; with the form of its samples, its `fleet.toml`."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -57,6 +57,29 @@ METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *ME
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
 FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+_DEVICE_KEYS: dict[str, frozenset[str]] = {
+    "storage": frozenset(field.name for field in fields(StorageOptions)),
+    "gist": frozenset({"drift_weight", "label_matching", "max_ess", "encoding"}),
+    "privacy": frozenset(
+        {
+            "delta",
+            "clip",
+            "model_clip",
+            "profile_bound",
+            "planned_participations",
+            "retransmissions",
+            "members",
+            "member_key",
+            "public_key",
+        }
+    ),
+}
+"""Keys of a method that devices read and a server does not."""
+_SIMULATED_KEYS: dict[str, frozenset[str]] = {
+    "train": frozenset({"dropout"}),
+    "estimator": frozenset({"exact_samples"}),
+}
+"""Keys of a method that only a simulation reads."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +239,9 @@ def parse_fleet(table: Table) -> FleetSpec:
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
+    for key in _device_keys(table):
+        raise ConfigError(f"'{key}' is a device's: set it in the agents' configuration instead")
+    reject_keys(table, _SIMULATED_KEYS, "is for simulations: remove it from the fleet's")
     # A preset speaks of an experiment's data, too.
     method = method_parts(
         {key: value for key, value in with_preset(table).items() if key in FLEET_KEYS}
@@ -235,6 +261,37 @@ def parse_fleet(table: Table) -> FleetSpec:
             f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only"
         )
     return spec
+
+
+def fleet_tables(table: Table) -> Table:
+    """Keep what a server reads of tables that an app's devices share with it.
+
+    >>> fleet_tables({"gist": {"mode": "local", "encoding": "int8"}, "storage": {"capacity": 5}})
+    {'gist': {'mode': 'local'}}
+    """
+    table = {key: value for key, value in current(table).items() if key in FLEET_KEYS}
+    kept = merged(table, {})
+    for key in _device_keys(table):
+        name, _, option = key.partition(".")
+        del kept[name][option]
+    return {key: value for key, value in kept.items() if value != {} or table[key] == {}}
+
+
+def _device_keys(table: Table) -> Iterator[str]:
+    """The keys of a fleet's tables that its server does not read; user-defined policies excepted."""
+    for name, keys in _DEVICE_KEYS.items():
+        yield from (f"{name}.{key}" for key in table_of(table, name) if key in keys)
+    policy, options = named(table, "policy", default=DEFAULT_POLICY)
+    if ":" not in policy:
+        yield from (f"policy.{key}" for key in options)
+
+
+def reject_keys(table: Table, rejected: Mapping[str, Collection[str]], words: str) -> None:
+    """Raise a ConfigError for the first key that the tables must not have."""
+    for name, keys in rejected.items():
+        for key in table_of(table, name):
+            if key in keys:
+                raise ConfigError(f"'{name}.{key}' {words}")
 
 
 def parse_method(table: Table) -> MethodConfig:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeep.config.agreement import agreement_of
 from fedkeep.config.aliases import current
-from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
+from fedkeep.config.method import FleetSpec, fleet_tables, parse_fleet, table_of
 from fedkeep.config.options import MetricsOptions
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.aggregation import Aggregation
@@ -115,9 +115,7 @@ def config_of(tables: Table) -> UserConfig:
 
 def fleet_of(run_config: UserConfig) -> FleetSpec:
     """The specification in a run config, whose other keys are the app's own."""
-    return parse_fleet(
-        {key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS}
-    )
+    return parse_fleet(fleet_tables(tables_of(run_config)))
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
@@ -243,9 +241,7 @@ def make_app(
                 )
         if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
             return source, config
-        tables = {
-            key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS
-        }
+        tables = fleet_tables(tables_of(known | config))
     sys.path.insert(0, str(source))  # where Flower finds what an app names
     try:
         spec = parse_fleet(tables)
