@@ -17,7 +17,7 @@ FROZEN = [
     json.loads(line)
     for line in Path(__file__).with_name("hashes_v1.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-"""Tables in the words of version 1, each key away from its default, with the hashes of that time."""
+"""Tables in the words of version 1, each key off its default, with the hashes of that time."""
 
 
 def test_every_committed_curve_has_the_hash_of_the_run_that_its_suite_plans() -> None:
