@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedkeep.agent.assembly import budget_for, parse_config
 from fedkeep.config.experiment import RunSpec
+from fedkeep.config.presets import BALANCED_FIFO
 from fedkeep.config.reference import bare, toml
 from fedkeep.data import Federation
 from fedkeep.records import read_run
@@ -26,11 +27,7 @@ FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = (
 )
 CANDIDATES: dict[str, Table] = {
     FIFO: {"policy": {"name": "fifo"}},
-    BALANCED: {
-        "policy": {"name": "fifo"},
-        "coordinator": {"name": "greedy", "applies_to": "all", "clients_per_label": 1_000_000},
-        "weights": {"client_label": 1.0},
-    },
+    BALANCED: BALANCED_FIFO,
     "balanced-reservoir": {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "none"}},
     LOCAL: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "local"}},
     "ode": {"policy": {"name": "ode"}},

@@ -52,6 +52,15 @@ PRESETS: dict[str, dict[str, Table]] = {
 }
 
 
+BALANCED_FIFO: Table = {
+    "policy": {"name": "fifo"},
+    "coordinator": {"name": "greedy", "applies_to": "all"},
+    "storage": {"quotas": "hard"},
+    "weights": {"client_label": 1.0},
+}
+"""The method `balanced-fifo`: the newest samples of each label, in hard quotas from a greedy plan."""
+
+
 def experiment_tables(preset: str, policy: str) -> Table:
     """What a preset says of a policy, in the tables of an experiment.
 
