@@ -20,7 +20,8 @@ from fedkeep.core.planning.greedy import COORDINATORS
 from fedkeep.core.policy import POLICIES
 from fedkeep.flower.recording import FleetRecordOptions
 from fedkeep.flower.rounds import RoundOptions
-from fedkeep.flower.server_app import KeyHolderOptions, StateOptions
+from fedkeep.flower.server_app import StateOptions
+from fedkeep.keyholder.service import KeyHolderOptions
 from fedkeep.sim.runner import play
 from fedkeep.tables import Table, merged, put
 
