@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedkeep.agent.assembly import budget_for, parse_config
 from fedkeep.config.experiment import RunSpec
+from fedkeep.config.method import fleet_tables
 from fedkeep.config.presets import BALANCED_FIFO
 from fedkeep.config.reference import bare, toml
 from fedkeep.data import Federation
@@ -119,7 +120,7 @@ class Panel:
         said = {
             key: table
             for key, table in self.methods[method].items()
-            if key in ("policy", "weights", "gist")
+            if key in ("policy", "storage", "weights", "gist")
         }
         files = {"store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
         agent = {"samples": samples, "model": model, **said, **files}
@@ -127,10 +128,7 @@ class Panel:
         fleet = {
             "samples": {**samples, "names": list(data.label_names)},
             "model": model,
-            **self.methods[method],
-        }
-        fleet |= {
-            "storage": own[method]["storage"],
+            **fleet_tables(self.methods[method]),
             "train": self.shared()["train"] | own[method]["train"],
         }
         source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
