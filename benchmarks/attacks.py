@@ -29,7 +29,6 @@ import numpy as np
 from fedkeep.config.experiment import Experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile
@@ -178,8 +177,8 @@ class Battle:
         }
         summary = self._close(sent)
         result.honest += len(honest)
-        result.honest_outvoted += len(set(summary.outvoted) - self.liars)
-        for refusal in summary.refusals:
+        result.honest_outvoted += len(set(summary.filtered) - self.liars)
+        for refusal in summary.rejections:
             if refusal.device not in self.liars:
                 result.honest_refused += not refusal.reason.endswith("-cut")
                 result.honest_shortened += refusal.reason == "update-cut"
@@ -217,7 +216,7 @@ class SummedBattle(Battle):
             {"name": "fedavg"},
             seed,
         )
-        self.server.estimator = GivenEstimator()
+        self.server.expect_sums()
 
     @staticmethod
     def _turning(scene: Scene) -> FloatArray:
@@ -374,7 +373,7 @@ def honest_tasks(rounds: int) -> dict[str, Any]:
             read_experiment(path), {"train": {"rounds": rounds}, "record": {"every": rounds}}
         )
         summaries = [record.summary for record in Simulator(resolve(table)).run()]
-        reasons = [refusal.reason for summary in summaries for refusal in summary.refusals]
+        reasons = [refusal.reason for summary in summaries for refusal in summary.rejections]
         refused = sum(not reason.endswith("-cut") for reason in reasons)
         reports = sum(len(summary.accepted) for summary in summaries)
         told[path.stem] = {

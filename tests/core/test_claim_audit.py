@@ -5,7 +5,7 @@ import pytest
 
 from fedkeep.core.estimators import RoundMeanEstimator
 from fedkeep.core.planning.greedy import Greedy
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, Report, Vector
 
@@ -37,7 +37,7 @@ def play(
         held, counted = samples.get(device, 6), arrivals.get(device, 10)
         report = Report(made.round, update, float(held > 0), 1, held, MODEL, counted)
         assert made.receive(device, report) is None
-    return [(refusal.device, refusal.reason) for refusal in made.close_round().refusals]
+    return [(rejection.device, rejection.reason) for rejection in made.close_round().rejections]
 
 
 def holders(made: Server, label: int) -> list[int]:

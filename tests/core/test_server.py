@@ -1,31 +1,39 @@
-"""The server's rounds: every report counts once, at the right time, or is refused by name."""
+"""The server's rounds: every report counts once, at the right time, or is rejected by name."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregator, FedAvg, RobustMean
 from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 LABELS = 3
 
 
-def server_of(devices: int = 6, **profiles: Profile) -> Server:
+def server_of(
+    devices: int = 6,
+    estimator: GlobalEstimator | None = None,
+    aggregation: Aggregator = FedAvg(),
+    **options: Any,
+) -> Server:
     server = Server(
         model=np.ones(4, dtype=np.float32),
         gradient_size=2,
         regions=LABELS,
         schedule=Schedule(learning_rate=0.1, epochs=2),
         coordinator=Greedy(clients_per_label=2, labels_per_client=2),
-        estimator=IncrementalEstimator(),
+        estimator=estimator or IncrementalEstimator(),
+        aggregation=aggregation,
         seed=1,
+        **options,
     )
     server.coordinate({d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in range(devices)})
     return server
@@ -63,9 +71,9 @@ def test_a_duplicate_counts_once() -> None:
     server = server_of()
     server.open_round([0])
     assert server.receive(0, report(0, 1.2)) is None
-    refusal = server.receive(0, report(0, 9.0))
-    assert refusal is not None
-    assert refusal.reason == "duplicate"
+    rejection = server.receive(0, report(0, 9.0))
+    assert rejection is not None
+    assert rejection.reason == "duplicate"
     server.close_round()
     np.testing.assert_allclose(server.model, 1.2, rtol=1e-6)
 
@@ -76,9 +84,9 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     server.receive(1, report(0, 1.0, gradient=1.0))
     server.close_round()
     server.open_round([2])
-    refusal = server.receive(0, report(0, 5.0, gradient=3.0))
-    assert refusal is not None
-    assert refusal.reason == "late"
+    rejection = server.receive(0, report(0, 5.0, gradient=3.0))
+    assert rejection is not None
+    assert rejection.reason == "late"
     server.close_round()
     np.testing.assert_allclose(server.model, 1.0, rtol=1e-6)
     order = server.open_round([0])[0]
@@ -88,8 +96,7 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
 
 def test_a_robust_mean_believes_no_late_estimator() -> None:
     """No update of the same round bears it out: a liar would only have to be late."""
-    server = server_of()
-    server.aggregation = Aggregation("robust")
+    server = server_of(aggregation=RobustMean())
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=-1.0))
     server.close_round()
@@ -106,8 +113,7 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
     estimator: GlobalEstimator,
 ) -> None:
     """Else participants of one round would get different directions, or one late device would be the direction."""
-    server = server_of()
-    server.estimator = estimator
+    server = server_of(estimator=estimator)
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=1.0))
     server.close_round()
@@ -127,8 +133,7 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
 def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
     others: int, length: float
 ) -> None:
-    server = server_of()
-    server.estimator = RoundMeanEstimator()
+    server = server_of(estimator=RoundMeanEstimator())
     told = {d: report(0, gradient=0.5**0.5) for d in range(others)}
     told[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
     server.open_round(told)
@@ -143,8 +148,7 @@ def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
 
 
 def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
-    server = server_of()
-    server.staleness = 1
+    server = server_of(staleness=1)
     for _ in range(3):
         server.open_round([1])
         server.close_round()
@@ -169,7 +173,7 @@ def test_the_offender_is_named_and_the_rest_goes_on(device: int, bad: Report, re
     server.receive(1, report(0, 1.5))
     server.receive(device, bad)
     summary = server.close_round()
-    assert [(r.device, r.reason) for r in summary.refusals] == [(device, reason)]
+    assert [(r.device, r.reason) for r in summary.rejections] == [(device, reason)]
     assert summary.accepted == (1,)
     np.testing.assert_allclose(server.model, 1.5, rtol=1e-6)
 
@@ -192,13 +196,13 @@ def test_no_data_is_participation_not_failure() -> None:
     assert (summary.empty, summary.accepted, summary.missing) == ((0,), (1,), (2,))
 
 
-def test_an_unsound_profile_is_left_out_of_the_plan_by_name() -> None:
+def test_an_invalid_profile_is_left_out_of_the_plan_by_name() -> None:
     server = server_of()
     good = Profile(6, np.ones(LABELS))
-    plan, refusals = server.coordinate(
+    plan, rejections = server.coordinate(
         {0: good, 1: Profile(6, np.array([1.0, np.nan, 1.0])), 2: good}
     )
-    assert [(r.device, r.reason) for r in refusals] == [(1, "velocity-not-finite")]
+    assert [(r.device, r.reason) for r in rejections] == [(1, "velocity-not-finite")]
     assert plan.devices.tolist() == [0, 2]
 
 
@@ -212,15 +216,15 @@ def test_a_device_that_left_no_longer_counts() -> None:
     np.testing.assert_allclose(server.estimator.direction(), 1.0)  # type: ignore[arg-type]
 
 
-def test_a_late_report_of_a_device_that_left_is_refused_whole() -> None:
+def test_a_late_report_of_a_device_that_left_is_rejected_whole() -> None:
     server = server_of()
     server.open_round([0])
     server.close_round()
     server.coordinate({d: Profile(6, np.ones(LABELS)) for d in range(1, 6)})
     server.open_round([1])
-    refusal = server.receive(0, report(0))
-    assert refusal is not None
-    assert refusal.reason == "left"
+    rejection = server.receive(0, report(0))
+    assert rejection is not None
+    assert rejection.reason == "left"
     server.close_round()
     assert server.estimator.direction() is None
 
@@ -309,18 +313,18 @@ def test_under_a_plan_made_elsewhere_no_report_weighs_more_than_ten_mean_devices
         each.open_round([0, 1])
         assert each.receive(0, report(0, weight=9.9 * mean)) is None
         each.receive(1, report(0, weight=1e6))
-        refusals = each.close_round().refusals
-        assert [(r.device, r.reason) for r in refusals] == [(1, "weight-cut")]
-        assert f"counts as {10.01 * mean:g}" in refusals[0].detail
+        rejections = each.close_round().rejections
+        assert [(r.device, r.reason) for r in rejections] == [(1, "weight-cut")]
+        assert f"counts as {10.01 * mean:g}" in rejections[0].detail
 
 
-def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -> None:
+def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_rejected() -> None:
     server = server_of()
     server.open_round(range(6))
     for device, step in enumerate((0.1, 0.1, 0.1, 0.1, 3.0, 30.0)):
         server.receive(device, report(0, 1 + step))
     summary = server.close_round()
-    assert [(r.device, r.reason) for r in summary.refusals] == [
+    assert [(r.device, r.reason) for r in summary.rejections] == [
         (4, "update-cut"),
         (5, "large-update"),
     ]
@@ -329,8 +333,7 @@ def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -
 
 
 def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
-    server = server_of()
-    server.aggregation = Aggregation("robust")
+    server = server_of(aggregation=RobustMean())
     for sign in (1.0, -1.0):
         server.open_round(range(6))
         for device in range(6):

@@ -146,7 +146,7 @@ def test_flowers_entry_point_takes_a_first_model_and_a_measure_of_ones_own() -> 
     assert list(result.evaluate_metrics_serverapp) == list(seen) == [1, 2]
     assert seen[2] == strategy.server.model.tobytes()
     plain = SmallFleet().strategy()
-    plain.server.model = first
+    plain.server.set_model(first)
     list(plain.rounds(SmallFleet().grid(), 2))
     assert plain.server.model.tobytes() == seen[2]
 
@@ -199,7 +199,7 @@ def test_a_late_report_counts_for_the_estimator_only() -> None:
     assert outcome.summary.missing == (1,)
     grid.silent = set()
     outcome = next(rounds)
-    late = [refusal for refusal in outcome.refusals if refusal.device == 1]
+    late = [refusal for refusal in outcome.rejections if refusal.device == 1]
     assert [refusal.reason for refusal in late] == ["late"]
     assert 1 in outcome.summary.accepted
 
@@ -248,7 +248,7 @@ def test_a_node_that_comes_back_with_its_key_is_the_same_device() -> None:
     grid.nodes[2001] = node
     outcome = next(rounds)
     assert outcome.summary.participants == (0, 1, 2)
-    assert outcome.refusals == ()
+    assert outcome.rejections == ()
 
 
 def test_another_key_cannot_take_a_devices_number() -> None:
@@ -270,7 +270,7 @@ def test_an_empty_store_is_participation_not_failure() -> None:
     outcome = next(fleet.strategy().rounds(fleet.grid(), 1))
     assert len(outcome.summary.empty) == 3
     assert outcome.quorate
-    assert outcome.refusals == ()
+    assert outcome.rejections == ()
 
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -351,5 +351,5 @@ def test_a_replayed_report_is_refused() -> None:
         fleet.apps[1], len(strategy.server.model) + strategy.server.gradient_size
     )
     rounds = strategy.rounds(fleet.grid(), 3)
-    assert next(rounds).refusals == ()
-    assert [(r.device, r.reason) for r in next(rounds).refusals] == [(1, "replayed")]
+    assert next(rounds).rejections == ()
+    assert [(r.device, r.reason) for r in next(rounds).rejections] == [(1, "replayed")]

@@ -19,6 +19,7 @@ from fedkeep.config.method import (
     with_preset,
 )
 from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
+from fedkeep.core.aggregation import AGGREGATORS
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.regions import Regions
 from fedkeep.core.registry import did_you_mean
@@ -68,9 +69,9 @@ class Experiment(Method):
             "seed": self.seed,
             "label": self.label,
             "model": dict(self.model),
-            "names": self.names,
+            "names": dict(self.names),
         }
-        for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
+        for key in ("task", "policy", "coordinator", "aggregation", *METHOD_TABLES, *_DATA_TABLES):
             options, table[key] = getattr(self, key), {}
             for field in dataclasses.fields(options):
                 default = (
@@ -80,6 +81,10 @@ class Experiment(Method):
                 )
                 if (value := getattr(options, field.name)) != default:
                     table[key][field.name] = value
+        if self.names["aggregation"] in AGGREGATORS:  # these were hashed as an option, not a name
+            name = table["names"].pop("aggregation")
+            if name != "fedavg":
+                table["aggregation"]["name"] = name
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
+from fedkeep.config.components import REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
@@ -32,13 +32,14 @@ METHOD_TABLES: dict[str, type[Any]] = {
     "estimator": EstimatorOptions,
     "gist": GistOptions,
     "train": TrainOptions,
-    "aggregation": Aggregation,
     "limits": Limits,
     "privacy": PrivacyOptions,
 }
-_OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+_OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 """Tables whose `name` may be a class of one's own."""
-METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
+METHOD_KEYS = frozenset(
+    {"model", "policy", "coordinator", "aggregation", "seed", "preset", *METHOD_TABLES}
+)
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
 FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
@@ -57,12 +58,12 @@ class Method:
     estimator: EstimatorOptions
     gist: GistOptions
     train: TrainOptions
-    aggregation: Aggregation
+    aggregation: Aggregator
     limits: Limits
     privacy: PrivacyOptions
     seed: int
     names: dict[str, str]
-    """The registered names of policy and coordinator, and of whatever else was found by its name."""
+    """The registered names of policy, coordinator and aggregation, and of whatever else has one."""
 
     @property
     def model_seed(self) -> int:
@@ -71,11 +72,9 @@ class Method:
     def described(self) -> Table:
         """Every option with its value, as plain data."""
         table: Table = {"seed": self.seed, "model": dict(self.model)}
-        for key in ("policy", "coordinator"):
+        for key in ("policy", "coordinator", "aggregation"):
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
         table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
-        if "aggregation" in self.names:
-            table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
@@ -189,6 +188,8 @@ def method_parts(table: Table) -> dict[str, Any]:
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
+    aggregation_name, options = named(table, "aggregation", default="fedavg")
+    aggregation = build(find_component(AGGREGATORS, aggregation_name), options, "aggregation")
     plain, own = parts_of(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
@@ -204,12 +205,18 @@ def method_parts(table: Table) -> dict[str, Any]:
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
+    names = {
+        "policy": policy_name,
+        "coordinator": coordinator_name,
+        "aggregation": aggregation_name,
+        **own,
+    }
     model = table_of(table, "model")
     return {
         "model": model,
         "policy": policy,
         "coordinator": coordinator,
+        "aggregation": aggregation,
         "seed": seed,
         "names": names,
         **plain,

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
@@ -55,7 +55,7 @@ class Membership:
 
     server: Server
     options: RoundOptions
-    refusals: Rejections
+    rejections: Rejections
     planner: RemotePlanner | None = None
     entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
     online: dict[int, DeviceId] = field(default_factory=dict, init=False)
@@ -80,8 +80,10 @@ class Membership:
         self.present = {self.online[node] for node in nodes if node in self.online}
         self.last_seen |= dict.fromkeys(self.present, time.time())
 
-    def meet(self, exchange: Exchange) -> None:
-        """Sees who is online, and asks those whose profile is not there; sealed ones only if a new plan is needed.
+    def poll(self, exchange: Exchange) -> None:
+        """See who is online, and ask those whose profile is missing.
+
+        Sealed profiles are asked for only if a new plan is needed.
 
         A device that was seen before is known by its key.
         """
@@ -114,15 +116,15 @@ class Membership:
         messages = [Message(content, node, PROFILE, ttl=_PROFILE_SECONDS) for node in asking]
         exchange.send(messages, self.server.round)
 
-    def introduce(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes a node's profile, and binds the node to the device it claims to be.
+    def register(self, asked: PendingRequest, reply: Message) -> None:
+        """Take a node's profile, and bind the node to the device it claims to be.
 
-        One that cannot be read is refused and asked for again later.
+        One that cannot be read is rejected and asked for again later.
         """
         if asked.node not in self._asked:
             return
         known = self.online.get(asked.node)
-        with self.refusals.naming(asked.node if known is None else known):
+        with self.rejections.attributed_to(asked.node if known is None else known):
             content = codec.content_of(reply)
             if self.planner is None:
                 profile, device, name = codec.decode_profile(content, self.server.regions)
@@ -131,14 +133,17 @@ class Membership:
                 if not profile.rate > 0:
                     log.warning("device %d sees no samples: it is given none to store", device)
             else:
-                said, device = codec.decode_encrypted_profile(content, self.server.regions)
-                if said.nonce != self._nonce:
+                message, device = codec.decode_encrypted_profile(content, self.server.regions)
+                if message.nonce != self._nonce:
                     return  # it answers an earlier request, and was asked for this one as well
                 self._bind(
-                    asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name
+                    asked.node,
+                    device,
+                    Profile(0, np.full(self.server.regions, np.nan)),
+                    message.name,
                 )
-                self.planner.profiles[device] = said.profile
-                name, words = said.name, "its profile is sealed"
+                self.planner.profiles[device] = message.profile
+                name, words = message.name, "its profile is sealed"
             log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
         self._awaited.discard(asked.node)
 
@@ -154,7 +159,7 @@ class Membership:
         if len(present) < least or present == self._planned():
             return
         if planner is None:
-            plan, refused = self.server.coordinate(
+            plan, rejected = self.server.coordinate(
                 {device: self.entries[device].profile for device in nodes}
             )
             for device in present - set(plan.devices.tolist()):
@@ -170,9 +175,9 @@ class Membership:
                 planned := planner.plan(now, present, self.server.plan, self.server.regions)
             ) is None:
                 return
-            plan, refused = planned.plan, planned.refused
-            for refusal in refused:
-                del planner.profiles[refusal.device]
+            plan, rejected = planned.plan, planned.refused
+            for rejection in rejected:
+                del planner.profiles[rejection.device]
             self.server.use_plan(plan)
             for device, slots in zip(
                 plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True
@@ -183,7 +188,7 @@ class Membership:
                 self.entries[device] = replace(
                     known, profile=replace(known.profile, capacity=slots)
                 )
-        self.refusals.add(*refused)
+        self.rejections.add(*rejected)
         log.info("planned for %d devices", len(plan.devices))
         for worst in plan.shortfalls[:1]:
             words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
@@ -211,12 +216,18 @@ class Membership:
         """Binds a node to the device number it claims; the profile of a device seen before is kept."""
         bound, node = self.online.get(number), self._asked[number][0]
         if bound is not None and bound != device:
-            raise RejectedError("identity-taken", f"device {bound} says that it is device {device}")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {bound} says that it is device {device}"
+            )
         if bound is None and device in self.online.values():
-            raise RejectedError("identity-taken", f"device {device} is online at another node")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {device} is online at another node"
+            )
         known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
         if known.identity != _digest(node) and not self._by_claim(node):
-            raise RejectedError("identity-taken", f"device {device} belongs to another key")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {device} belongs to another key"
+            )
         self.online[number] = device
         self.present.add(device)
         self.last_seen[device] = time.time()

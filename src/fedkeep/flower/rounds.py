@@ -79,7 +79,7 @@ class RoundOutcome:
     summary: RoundSummary
     quorate: bool
     """Whether enough reports came in for the round to count."""
-    refusals: tuple[Rejection, ...]
+    rejections: tuple[Rejection, ...]
     """All that did not count: reports, profiles and messages that could not be read."""
     seconds: float
     evaluated: Mapping[DeviceId, Evaluated]
@@ -87,13 +87,13 @@ class RoundOutcome:
     """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
-        """The round in Flower's terms; `refused` and `outvoted` name the devices."""
+        """Return the round in Flower's terms; `rejected` and `filtered` name the devices."""
         return {
             "accepted": len(self.summary.accepted),
             "empty": len(self.summary.empty),
             "missing": len(self.summary.missing),
-            "refused": sorted({refusal.device for refusal in self.refusals}),
-            "outvoted": list(self.summary.outvoted),
+            "rejected": sorted({rejection.device for rejection in self.rejections}),
+            "filtered": list(self.summary.filtered),
             "quorate": int(self.quorate),
             "seconds": self.seconds,
         }
@@ -102,35 +102,40 @@ class RoundOutcome:
 class Rejections:
     """What did not count since the last round closed; each is logged, and told, once.
 
-    >>> refusals = Rejections()
-    >>> with refusals.naming(7):
+    >>> rejections = Rejections()
+    >>> with rejections.attributed_to(7):
     ...     raise RejectedError("replayed", "a report of round 2 to an order of 3")
-    >>> refusals.taken()
+    >>> rejections.take()
     (Rejection(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
-    >>> refusals.taken()
+    >>> rejections.take()
     ()
     """
 
     def __init__(self) -> None:
         self._listed: list[Rejection] = []
 
-    def add(self, *refusals: Rejection) -> None:
-        for refusal in refusals:
-            if refusal not in self._listed:
+    def add(self, *rejections: Rejection) -> None:
+        """List these, each once, and log them."""
+        for rejection in rejections:
+            if rejection not in self._listed:
                 log.warning(
-                    "device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail
+                    "device %d rejected: %s: %s",
+                    rejection.device,
+                    rejection.reason,
+                    rejection.detail,
                 )
-                self._listed.append(refusal)
+                self._listed.append(rejection)
 
     @contextmanager
-    def naming(self, device: DeviceId) -> Iterator[None]:
-        """Around what reads a device's words: where they are refused, it is named and the server goes on."""
+    def attributed_to(self, device: DeviceId) -> Iterator[None]:
+        """List a `RejectedError` inside the block as this device's, and go on."""
         try:
             yield
         except RejectedError as error:
             self.add(Rejection(device, error.reason, error.detail))
 
-    def taken(self) -> tuple[Rejection, ...]:
+    def take(self) -> tuple[Rejection, ...]:
+        """Return what was listed, and begin anew."""
         listed, self._listed = tuple(self._listed), []
         return listed
 
@@ -140,12 +145,12 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._gauges: dict[str, tuple[str, float]] = {}
-        self._refused, self._rounds = Counter[str](), Counter[str]()
+        self._rejected, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
         summary = outcome.summary
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
-        self._refused.update(refusal.reason for refusal in outcome.refusals)
+        self._rejected.update(rejection.reason for rejection in outcome.rejections)
         self._gauges |= {
             "round": ("Rounds done", summary.round + 1),
             "devices_online": ("Devices online", online),
@@ -170,7 +175,7 @@ class ServerMetrics:
         for name, (text, value) in self._gauges.items():
             yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
         for name, label, text, counts in (
-            ("refusals", "reason", "Reports and profiles that did not count", self._refused),
+            ("refusals", "reason", "Reports and profiles that did not count", self._rejected),
             ("rounds", "outcome", "Rounds since this server started", self._rounds),
         ):
             family = CounterMetricFamily(f"fedkeep_server_{name}", text, labels=[label])

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.config.options import MetricsOptions
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.server import Server
@@ -160,7 +160,7 @@ def open_strategy(
     privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
-        server.plan = None  # one made from profiles in the clear does not count
+        server.discard_plan()
     store = StateStore(state.url, state.run) if state.url else None
     sums = (
         SecureAggregationServer(server, privacy, server.gradient_size)
@@ -182,7 +182,7 @@ def open_strategy(
     return strategy
 
 
-def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
+def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
     """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):

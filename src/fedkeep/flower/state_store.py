@@ -19,7 +19,13 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fedkeep.core.errors import ConfigError, DataError, RejectedError, optional_import
+from fedkeep.core.errors import (
+    ConfigError,
+    DataError,
+    RejectedError,
+    RejectionReason,
+    optional_import,
+)
 from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
@@ -144,7 +150,8 @@ class StateStore:
                 connection.execute(sql.insert(_runs).values(run=self.run, **values))
             if not moved:
                 raise RejectedError(
-                    "stale server", f"another server has continued run {self.run!r}; this one stops"
+                    RejectionReason.STALE_SERVER,
+                    f"another server has continued run {self.run!r}; this one stops",
                 )
             if old := [
                 {"a_name": n, "a_number": i}

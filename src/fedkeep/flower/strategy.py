@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.rounds import RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
@@ -33,7 +33,7 @@ from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Rejections, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.privacy.secagg import protocol as told
+from fedkeep.privacy.secagg import protocol
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 from fedkeep.protocol.messages import AskSum, Evaluate, Evaluated, Participate
 
@@ -45,7 +45,9 @@ _LOOK_SECONDS = 5.0
 _BYTES_A_DEVICE = 512
 """More than any exchange of a secure sum says about one device, its words apart."""
 
-Answer = TypeVar("Answer", told.Keys, told.Envelopes, told.MaskedWords, told.OpenedShares)
+Answer = TypeVar(
+    "Answer", protocol.Keys, protocol.Envelopes, protocol.MaskedWords, protocol.OpenedShares
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -71,8 +73,8 @@ class FedkeepStrategy:
     metrics: ServerMetrics | None = None
 
     def __post_init__(self) -> None:
-        self._refusals, self._tally, self._sound = Rejections(), np.zeros(2, dtype=np.int64), 0
-        self._membership = Membership(self.server, self.options, self._refusals, self.planner)
+        self._rejections, self._tally, self._valid = Rejections(), np.zeros(2, dtype=np.int64), 0
+        self._membership = Membership(self.server, self.options, self._rejections, self.planner)
         self._parts: dict[str, Stateful] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[PendingRequest, Message]] = []
         """Reports that came between two rounds."""
@@ -120,15 +122,14 @@ class FedkeepStrategy:
             key: asked for key, asked in exchange.asked.items() if asked.round >= oldest
         }
         evaluated = self._evaluated(exchange, summary.round)
-        told = {
-            device: (said.samples, said.total_loss, said.correct)
-            for device, said in evaluated.items()
+        figures = {
+            device: (own.samples, own.total_loss, own.correct) for device, own in evaluated.items()
         }
-        evaluation, cut = merge_evaluations(told)
-        self._refusals.add(*cut, *summary.refusals)
-        refused = self._refusals.taken()
+        evaluation, cuts = merge_evaluations(figures, capped=self.server.limits.enabled)
+        self._rejections.add(*cuts, *summary.rejections)
+        rejections = self._rejections.take()
         outcome = RoundOutcome(
-            summary, quorate, refused, time.monotonic() - began, evaluated, evaluation
+            summary, quorate, rejections, time.monotonic() - began, evaluated, evaluation
         )
         if self.recorder is not None:
             self.recorder.note(outcome, self.server, self._membership, self._tally)
@@ -138,7 +139,7 @@ class FedkeepStrategy:
             self.store.commit(
                 self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally}
             )
-        named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
+        named = [f"{rejection.device}: {rejection.reason}" for rejection in rejections]
         log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
 
@@ -156,7 +157,7 @@ class FedkeepStrategy:
         if initial_arrays is not None and self.server.round == 0:
             if set(initial_arrays) != {"model"}:
                 raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
-            self.server.model = initial_arrays["model"].numpy().astype(np.float32)
+            self.server.set_model(initial_arrays["model"].numpy())
         result = Result()
         result.arrays = self._arrays()
         for outcome in self.rounds(grid, num_rounds):
@@ -176,18 +177,18 @@ class FedkeepStrategy:
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
-        told = -1
+        shown = -1
         while True:
-            self._membership.meet(exchange)
+            self._membership.poll(exchange)
             for asked, reply in exchange.arrived():
                 self._greet(asked, reply)
             self._membership.plan()
             online = len(self._membership.nodes())
             if online >= least:
                 return
-            if online != told:
+            if online != shown:
                 log.info("waiting for devices: %d of %d are online", online, least)
-            told = online
+            shown = online
             for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
                 self._greet(asked, reply)
 
@@ -197,7 +198,7 @@ class FedkeepStrategy:
         chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
         if self.sums is not None:
             return self._play_sum(exchange, self.sums, chosen, nodes)
-        orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
+        orders, wanted, self._valid = self.server.open_round(chosen), options.wanted(len(nodes)), 0
         encoded = codec.encode_all(map(Participate, orders.values()))
         contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
 
@@ -205,7 +206,7 @@ class FedkeepStrategy:
             return Message(contents[node], node, TRAIN, group_id=str(round_))
 
         def enough() -> bool:
-            return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
+            return self._valid >= wanted or not exchange.waiting(round_, TRAIN)
 
         exchange.send(map(order, contents), round_)
         for late in self._late:
@@ -220,16 +221,16 @@ class FedkeepStrategy:
                 exchange.send([order(asked.node)], round_)
             else:
                 self._take(asked, reply)
-        quorate = self._sound >= options.least(wanted)
+        quorate = self._valid >= options.least(wanted)
         if not quorate:
             self.server.open_round(chosen)
         return self.server.close_round(), quorate
 
     def _evaluated(self, exchange: Exchange, round_: int) -> dict[DeviceId, Evaluated]:
         """How the model does on the devices' own samples, where it is time to ask them."""
-        every, told = self.options.evaluate_every, dict[DeviceId, Evaluated]()
+        every, evaluated = self.options.evaluate_every, dict[DeviceId, Evaluated]()
         if not every or (round_ + 1) % every:
-            return told
+            return evaluated
         content, nodes = (
             codec.encode(Evaluate(self.server.model)),
             self._membership.nodes().values(),
@@ -238,9 +239,9 @@ class FedkeepStrategy:
             [Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_
         )
         for node, reply in self._answers(exchange, round_, EVALUATE):
-            with self._refusals.naming(device := self._membership.online.get(node, node)):
-                told[device] = codec.decode_evaluation(codec.content_of(reply))
-        return told
+            with self._rejections.attributed_to(device := self._membership.online.get(node, node)):
+                evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
+        return evaluated
 
     def _answers(
         self, exchange: Exchange, round_: int, kind: str, enough: Callable[[], bool] = lambda: False
@@ -258,30 +259,35 @@ class FedkeepStrategy:
     def _greet(self, asked: PendingRequest, reply: Message) -> None:
         """Takes in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
-            self._membership.introduce(asked, reply)
+            self._membership.register(asked, reply)
         elif asked.kind == TRAIN and self.sums is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
-                raise RejectedError("late", f"it is not in the sum of round {asked.round}")
+            with self._rejections.attributed_to(
+                self._membership.online.get(asked.node, asked.node)
+            ):
+                raise RejectedError(
+                    RejectionReason.LATE, f"it is not in the sum of round {asked.round}"
+                )
 
     def _take(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
+        """Takes the reply to an order into the open round; what is invalid is rejected and its sender named."""
         device = self._membership.online.get(
             asked.node, asked.node
         )  # the node's own number if it has left since
-        with self._refusals.naming(device):
+        with self._rejections.attributed_to(device):
             if device not in self._membership.nodes():
-                raise RejectedError("left", f"node {asked.node} has left the fleet")
+                raise RejectedError(RejectionReason.LEFT, f"node {asked.node} has left the fleet")
             parameters = len(self.server.model) + self.server.gradient_size
             report = codec.decode_report(codec.content_of(reply), parameters)
             if report.round != asked.round:
                 raise RejectedError(
                     "replayed", f"a report of round {report.round} to an order of {asked.round}"
                 )
-            if (refusal := self.server.receive(device, report)) is not None:
-                raise RejectedError(refusal.reason, refusal.detail)
-            self._sound += 1
+            rejection = self.server.receive(device, report)
+            if rejection is not None:
+                raise RejectedError(rejection.reason, rejection.detail)
+            self._valid += 1
 
     def _play_sum(
         self,
@@ -319,28 +325,30 @@ class FedkeepStrategy:
         opened = sums.open(chosen)
         asked = exchange, opened, nodes
         contents = codec.encode_all(
-            Participate(order, told.encode(opened.terms[d])) for d, order in orders.items()
+            Participate(order, protocol.encode(opened.terms[d])) for d, order in orders.items()
         )
         asking = dict(zip(orders, contents, strict=True))
-        keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
+        keys = self._ask(*asked, TRAIN, asking, protocol.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
-        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), told.Envelopes)
+        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), protocol.Envelopes)
         asking = {device: _content(envelopes) for device, envelopes in opened.route(sealed).items()}
-        for device, words in self._ask(*asked, MASK, asking, told.MaskedWords).items():
-            with self._refusals.naming(device):
+        for device, words in self._ask(*asked, MASK, asking, protocol.MaskedWords).items():
+            with self._rejections.attributed_to(device):
                 opened.receive(device, words)
         survivors, least = opened.survivors(), self.options.least(wanted)
         if len(survivors) < least:
-            raise RejectedError("too few devices", f"{len(survivors)} of {least} are in the sum")
-        asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
-        shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
+            raise RejectedError(
+                RejectionReason.TOO_FEW_DEVICES, f"{len(survivors)} of {least} are in the sum"
+            )
+        asking = dict.fromkeys(survivors, _content(protocol.Survivors(opened.session, survivors)))
+        shares = self._ask(*asked, UNMASK, asking, protocol.OpenedShares, opened.threshold)
         lost = any(answer.lost for answer in keys.values())
         return sums.close(opened, survivors, lost=lost, total=opened.total(shares))
 
     def _ask(
         self,
         exchange: Exchange,
-        opened: told.AggregationSession,
+        opened: protocol.AggregationSession,
         nodes: Mapping[DeviceId, int],
         kind: str,
         contents: Mapping[DeviceId, RecordDict],
@@ -359,17 +367,17 @@ class FedkeepStrategy:
         answers: dict[DeviceId, Answer] = {}
         for node, reply in self._answers(exchange, round_, kind, lambda: len(answers) >= enough):
             self._failed |= reply.has_error()
-            with self._refusals.naming(devices[node]):
-                answer: Answer = told.decode(
+            with self._rejections.attributed_to(devices[node]):
+                answer: Answer = protocol.decode(
                     codec.decode_answer(codec.content_of(reply), most), expected
                 )
                 if answer.session != opened.session:
-                    raise RejectedError("replayed", "it answers to another sum")
-                if isinstance(answer, told.Keys):
-                    told.require_usable(answer.keys)
+                    raise RejectedError(RejectionReason.REPLAYED, "it answers to another sum")
+                if isinstance(answer, protocol.Keys):
+                    protocol.require_usable(answer.keys)
                 answers[devices[node]] = answer
         return answers
 
 
-def _content(request: told.Request) -> RecordDict:
-    return codec.encode(AskSum(told.encode(request)))
+def _content(request: protocol.Request) -> RecordDict:
+    return codec.encode(AskSum(protocol.encode(request)))

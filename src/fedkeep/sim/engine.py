@@ -8,7 +8,6 @@ import numpy as np
 
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
@@ -114,7 +113,7 @@ class Simulator:
         summary = server.close_round()
         counted = {device: reports[device] for device in summary.accepted}
         rate = server.schedule.local(round_).learning_rate
-        server.model = parts.rival.step(before, server.model, counted, rate)
+        server.apply_step(parts.rival.step(before, server.model, counted, rate))
         return RoundRecord(
             server.round, summary, arrivals, self.evaluate() if evaluated else None, tested
         )
@@ -155,9 +154,9 @@ class Simulator:
         fleet, oracle, profile = self.parts.fleet, self.parts.oracle, self.experiment.profile
         if not isinstance(fleet, SimulatedFleet):
             return 0
-        if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
+        if oracle is not None:
             direction = oracle.gradient(self.server.model)
-            self.server.estimator.given = direction
+            self.server.set_global_gradient(direction)
             fleet.adopt(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
         arrivals = fleet.catch_up(

@@ -194,7 +194,7 @@ class Observer:
         summaries = [record.summary for record in self._rounds]
         participants = [device for summary in summaries for device in summary.participants]
         away = [
-            set(summary.missing) - {refusal.device for refusal in summary.refusals}
+            set(summary.missing) - {rejection.device for rejection in summary.rejections}
             for summary in summaries
         ]
         yield lines.Round(
@@ -207,7 +207,7 @@ class Observer:
             refused=self._fates[OfferResult.REFUSED],
             dropouts=sum(map(len, away)),
             refused_reports=Counter(
-                refusal.reason for summary in summaries for refusal in summary.refusals
+                rejection.reason for summary in summaries for rejection in summary.rejections
             ),
             staleness=self._simulator.server.estimator.staleness(round_),
         )

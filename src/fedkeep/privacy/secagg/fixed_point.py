@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.types import AnyArray, FloatArray, State
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -33,12 +33,13 @@ class FixedPoint:
         """The values on the grid; what is not finite or out of bounds is refused, for a sum would hide it."""
         if not np.isfinite(values).all():
             raise RejectedError(
-                "value that is not finite", "it may not be masked: nothing was sent"
+                RejectionReason.VALUE_NOT_FINITE, "it may not be masked: nothing was sent"
             )
         largest = float(np.abs(values).max(initial=0.0))
         if largest > self.bound:
             raise RejectedError(
-                "value out of bounds", f"{largest:g} exceeds {self.bound:g}: nothing was sent"
+                RejectionReason.VALUE_OUT_OF_BOUNDS,
+                f"{largest:g} exceeds {self.bound:g}: nothing was sent",
             )
         return (
             np.rint(np.asarray(values, dtype=np.float64) / self.step).astype(np.int64).astype(WORD)
@@ -66,7 +67,8 @@ class Differences:
         """
         if not self.knows(counted):
             raise RejectedError(
-                "lost estimator", "what the sum counts of this device is not known here any more"
+                RejectionReason.LOST_ESTIMATOR,
+                "what the sum counts of this device is not known here any more",
             )
         if not counted:
             self._counted = b"", np.zeros_like(self._counted[1])

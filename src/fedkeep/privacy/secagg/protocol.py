@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from fedkeep.core.errors import RejectedError, optional_import
+from fedkeep.core.errors import RejectedError, RejectionReason, optional_import
 from fedkeep.core.types import DeviceId
 from fedkeep.privacy.secagg.fixed_point import WORD, FixedPoint, Words
 
@@ -152,7 +152,9 @@ def decode(payload: bytes, expected: Any) -> Any:
         message = msgspec.msgpack.decode(payload, type=expected | Declined)
     except msgspec.DecodeError as error:
         name = getattr(expected, "__name__", "a question")
-        raise RejectedError("malformed", f"expected {name} of a secure sum: {error}") from error
+        raise RejectedError(
+            RejectionReason.MALFORMED, f"expected {name} of a secure sum: {error}"
+        ) from error
     if isinstance(message, Declined):
         raise RejectedError(message.reason[:40], message.detail[:300])
     return message
@@ -168,11 +170,13 @@ def require_threshold(threshold: int, count: int) -> None:
     """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
     if not count // 2 < threshold <= count:
         raise RejectedError(
-            "threshold", f"{threshold} of {count} devices: it must be more than half, at most all"
+            RejectionReason.THRESHOLD,
+            f"{threshold} of {count} devices: it must be more than half, at most all",
         )
     if threshold < 2:
         raise RejectedError(
-            "threshold", "a sum over one device hides nothing: at least two must take part"
+            RejectionReason.THRESHOLD,
+            "a sum over one device hides nothing: at least two must take part",
         )
 
 
@@ -204,12 +208,14 @@ class MaskingDevice(msgspec.Struct):
         """Exchange 2: an envelope for every device of the roster, with a share of both secrets."""
         if self.roster:
             raise RejectedError(
-                "second sharing",
+                RejectionReason.SECOND_SHARING,
                 "the same secrets may not be shared among others: nothing was sent",
             )
         require_threshold(self.threshold, len(roster))
         if roster.get(self.device) != self.keys():
-            raise RejectedError("roster", f"it does not hold the keys of device {self.device}")
+            raise RejectedError(
+                RejectionReason.ROSTER, f"it does not hold the keys of device {self.device}"
+            )
         self.roster = dict(sorted(roster.items()))
         own, key = (
             Shamir.split(self.threshold, len(roster), seed, False)
@@ -225,12 +231,17 @@ class MaskingDevice(msgspec.Struct):
         """Exchange 3: the integers under masks agreed with all who sent an envelope."""
         if self.masked:
             raise RejectedError(
-                "second masking", "the same masks may not hide two vectors: nothing was sent"
+                RejectionReason.SECOND_MASKING,
+                "the same masks may not hide two vectors: nothing was sent",
             )
         if not envelopes.keys() <= self.roster.keys() or self.device not in envelopes:
-            raise RejectedError("envelopes", "they are not of the devices of the roster")
+            raise RejectedError(
+                RejectionReason.ENVELOPES, "they are not of the devices of the roster"
+            )
         if len(envelopes) < self.threshold:
-            raise RejectedError("too few devices", f"{len(envelopes)} of at least {self.threshold}")
+            raise RejectedError(
+                RejectionReason.TOO_FEW_DEVICES, f"{len(envelopes)} of at least {self.threshold}"
+            )
         self.masked, self.envelopes = True, dict(envelopes)
         words = np.frombuffer(self.words, dtype=WORD)
         hidden = words + _mask(_derive(self.own_mask, b"own mask" + self.session), len(words))
@@ -243,7 +254,9 @@ class MaskingDevice(msgspec.Struct):
     def unmask(self, survivors: Iterable[DeviceId]) -> OpenedShares:
         """Exchange 4: one share per device, never both of the same one."""
         if self.unmasked or not self.masked:
-            raise RejectedError("unmasking", "a device unmasks once, after it has masked")
+            raise RejectedError(
+                RejectionReason.UNMASKING, "a device unmasks once, after it has masked"
+            )
         sent = set(survivors)
         if (
             len(sent) < self.threshold
@@ -251,7 +264,8 @@ class MaskingDevice(msgspec.Struct):
             or self.device not in sent
         ):
             raise RejectedError(
-                "survivors", f"{len(sent)} devices are named; at least {self.threshold} must be"
+                RejectionReason.SURVIVORS,
+                f"{len(sent)} devices are named; at least {self.threshold} must be",
             )
         self.unmasked = True
         own, keys = {}, {}
@@ -261,7 +275,7 @@ class MaskingDevice(msgspec.Struct):
                 shares = cipher.decrypt(envelope[:_NONCE_BYTES], envelope[_NONCE_BYTES:], header)
             except (InvalidTag, ValueError) as error:
                 raise RejectedError(
-                    "envelope that does not open", "it was changed, or is for another device"
+                    RejectionReason.UNREADABLE_ENVELOPE, "it was changed, or is for another device"
                 ) from error
             if peer in sent:
                 own[peer] = shares[:_SEED_BYTES]
@@ -314,11 +328,13 @@ class AggregationSession:
         """Exchange 3: one device's masked integers, in answer to this session."""
         if device not in self._envelopes or device in self._masked:
             raise RejectedError(
-                "answer not expected", f"device {device} is not in this sum, or already counted"
+                RejectionReason.ANSWER_NOT_EXPECTED,
+                f"device {device} is not in this sum, or already counted",
             )
         if len(answer.words) != WORD.itemsize * self.size:
             raise RejectedError(
-                "answer of the wrong form", f"device {device}: {len(answer.words)} bytes of words"
+                RejectionReason.ANSWER_OF_WRONG_FORM,
+                f"device {device}: {len(answer.words)} bytes of words",
             )
         self._masked[device] = np.frombuffer(answer.words, dtype=WORD)
 
@@ -335,7 +351,8 @@ class AggregationSession:
             seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
             if _derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RejectedError(
-                    "shares that do not fit", f"the mask of device {device} cannot be recovered"
+                    RejectionReason.SHARES_DO_NOT_FIT,
+                    f"the mask of device {device} cannot be recovered",
                 )
             total = total + words - _mask(_derive(seed, b"own mask" + self.session), self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
@@ -344,7 +361,8 @@ class AggregationSession:
             )
             if _public_key(seed) != self._roster[dropped].masking:
                 raise RejectedError(
-                    "shares that do not fit", f"the key of device {dropped} cannot be recovered"
+                    RejectionReason.SHARES_DO_NOT_FIT,
+                    f"the key of device {dropped} cannot be recovered",
                 )
             for device in self._masked:
                 key = _agree(seed, self._roster[device].masking, self.session)
@@ -362,7 +380,7 @@ class AggregationSession:
     def _require(self, count: int) -> None:
         if count < self.threshold:
             raise RejectedError(
-                "too few devices",
+                RejectionReason.TOO_FEW_DEVICES,
                 f"{count} are left, {self.threshold} are needed: no sum this round",
             )
 
@@ -385,7 +403,7 @@ def _agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
     try:
         shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as error:
-        raise RejectedError("unusable public key", str(error)) from error
+        raise RejectedError(RejectionReason.UNUSABLE_PUBLIC_KEY, str(error)) from error
     return _derive(shared, purpose)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from fedkeep.core.aggregation import UpdateSum
-from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
+from fedkeep.core.estimators import IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
@@ -53,7 +53,7 @@ class SecureAggregationServer:
         estimates = self._runs or isinstance(estimator, RoundMeanEstimator)
         self._gradient_size = gradient_size if estimates else 0
         self.rebase()
-        server.estimator = GivenEstimator(estimator.direction())
+        server.expect_sums()
 
     def rebase(self) -> None:
         """Begins the running sum anew; g_hat stays as it is until the next round closes."""
@@ -66,14 +66,15 @@ class SecureAggregationServer:
         """A new sum over these devices, with the terms for each; its session is never used again."""
         server, count = self._server, len(participants)
         session = secrets.token_bytes(SESSION_BYTES)
-        heaviest = {device: server.heaviest(device) for device in participants}
+        heaviest = {device: server.max_weight(device) for device in participants}
         if count < self._options.least_in_sum:
             raise RejectedError(
-                "too few devices", f"{count} are asked; privacy.sum_least wants more"
+                RejectionReason.TOO_FEW_DEVICES, f"{count} are asked; privacy.sum_least wants more"
             )
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RejectedError(
-                "no plan", "without one nobody knows how much a report may weigh: coordinate first"
+                RejectionReason.NO_PLAN,
+                "without one nobody knows how much a report may weigh: coordinate first",
             )
         if not self._unit:
             self._unit = (
@@ -87,14 +88,14 @@ class SecureAggregationServer:
                 device=device,
                 threshold=self._options.threshold(count),
                 summands=count,
-                update_norm=server.longest_summand(),
+                update_norm=server.max_summand_norm(),
                 gradient_norm=server.limits.gradient_norm,
                 gradient_size=self._gradient_size,
                 heaviest=heaviest[device],
                 weight_unit=max(heaviest.values()) or 1.0,
                 rate=min(server.rate(device) / self._unit, 1.0),
                 counted=self._counted.get(device, (b"", 0.0))[0],
-                per_step=server.aggregation.name == "fednova",
+                per_step=server.aggregation.per_step,
             )
             for device in participants
         }
