@@ -119,7 +119,7 @@ def test_gists_that_noise_has_hidden_all_count() -> None:
         rng.standard_normal((2, 20, 4000)).astype(np.float32),
     )
     reports = {d: Report(0, noise[0, d], 1.0, 1, 1, noise[1, d]) for d in range(20)}
-    counted, _ = UpdateStatistics().tame(model, reports)
+    counted, _ = RobustMean().reweight(model, reports, UpdateStatistics())
     assert all(r.local_gradient is not None for r in counted.values())
 
 

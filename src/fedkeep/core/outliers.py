@@ -26,7 +26,8 @@ def mad_upper_bound(values: FloatArray) -> float:
         Numbers above 0, at least one.
     """
     centre = float(np.median(values))
-    return centre * float(np.exp(_UPPER * np.median(np.abs(np.log(values / centre)))))
+    with np.errstate(over="ignore", divide="ignore"):  # then there is no bound
+        return centre * float(np.exp(_UPPER * np.median(np.abs(np.log(values / centre)))))
 
 
 def robust_cap(claims: FloatArray) -> float:

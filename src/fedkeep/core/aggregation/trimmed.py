@@ -30,8 +30,9 @@ class Trimmed(UpdateRule):
         """Return the trimmed mean of each coordinate."""
         count = len(updates.vectors)
         cut = min(ceil(self.trim * count), (count - 1) // 2)
-        order = np.argsort(updates.vectors, axis=0)[cut : count - cut]
-        values = np.take_along_axis(updates.vectors, order, axis=0)
-        weights = updates.weights[order]
+        by_weight = np.argsort(updates.weights)  # of equal values the lightest go first
+        vectors, weights = updates.vectors[by_weight], updates.weights[by_weight]
+        order = np.argsort(vectors, axis=0, kind="stable")[cut : count - cut]
+        values, weights = np.take_along_axis(vectors, order, axis=0), weights[order]
         mean: FloatArray = (values * weights).sum(axis=0) / weights.sum(axis=0)
         return mean
