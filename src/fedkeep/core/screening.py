@@ -151,7 +151,7 @@ def screen_report(
         raise RejectedError(RejectionReason.BAD_COUNT, "steps and samples are at least 0")
     gradient = report.local_gradient
     if gradient is not None:
-        gradient = _screen_vector(gradient, (gradient_size,), np.float32, "estimator")
+        gradient = screen_gradient(gradient, gradient_size, report.gradient_samples, limits)
     valid = replace(report, model=update, local_gradient=gradient)
     if not limits.enabled:
         return valid
@@ -167,15 +167,37 @@ def _require_plausible(report: Report, model: Vector, limits: Limits) -> None:
         raise RejectedError(
             RejectionReason.LARGE_UPDATE, f"the model moved by more than {limits.update_norm:g}"
         )
-    gradient = report.local_gradient
-    if gradient is None:
-        return
-    if report.gradient_samples > 0 and not gradient.any():
+
+
+def screen_gradient(gradient: Any, size: int, samples: int, limits: Limits) -> Vector:
+    """Return a local gradient if it is valid.
+
+    Parameters
+    ----------
+    gradient : array_like
+        As it came.
+    size : int
+        The length it must have.
+    samples : int
+        How many arrivals it is the mean of.
+    limits : Limits
+        The bound on its norm.
+
+    Raises
+    ------
+    RejectedError
+        If it is anything else than `size` finite float32 numbers, all zero, or too long.
+    """
+    valid: Vector = _screen_vector(gradient, (size,), np.float32, "estimator")
+    if not limits.enabled:
+        return valid
+    if samples > 0 and not valid.any():
         raise RejectedError(RejectionReason.ZERO_ESTIMATOR, "every entry of the estimator is zero")
-    if _length(gradient) > limits.gradient_norm:
+    if _length(valid) > limits.gradient_norm:
         raise RejectedError(
             RejectionReason.LARGE_ESTIMATOR, f"its norm is above {limits.gradient_norm:g}"
         )
+    return valid
 
 
 def screen_sum(updates: FloatArray, weight: float, gradient: Vector | None, limits: Limits) -> None:

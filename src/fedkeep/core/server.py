@@ -317,9 +317,8 @@ class Server:
             opened.reject(*finding)
         self._model = merged.model
 
-        for device, report in reports.items():
-            if report.local_gradient is not None and merged.reports[device].local_gradient is None:
-                self._estimator.forget(device)  # its earlier gradients count no more than this one
+        for device in result.dropped_gradients:
+            self._estimator.forget(device)
         late = {
             device: report
             for device, report in opened.late.items()

@@ -31,6 +31,16 @@ class MergedRound:
     findings: tuple[tuple[DeviceId, RejectionReason, str], ...]
     """What was clipped or rejected by its length."""
 
+    @property
+    def dropped_gradients(self) -> list[DeviceId]:
+        """Devices whose local gradient does not count; what they sent earlier counts no more."""
+        return [
+            device
+            for device, report in self.reports.items()
+            if report.local_gradient is not None
+            and self.merged.reports[device].local_gradient is None
+        ]
+
 
 class UpdatePipeline:
     """Validates reports, merges a round by an aggregator, and clips the gradients that count.
@@ -94,9 +104,13 @@ class UpdatePipeline:
 
     def follow_plan(self, rates: Mapping[DeviceId, float]) -> None:
         """Take over the rates of a new plan, in whose units weights are from now on."""
+        self.set_rates(rates)
+        self.statistics.forget_weights()
+
+    def set_rates(self, rates: Mapping[DeviceId, float]) -> None:
+        """Take over the fleet's rates, by which the weight of a local gradient is capped."""
         positive = np.array([rate for rate in rates.values() if rate > 0])
         self._rate_cap = weight_cap(positive) if len(positive) else np.inf
-        self.statistics.forget_weights()
 
     def forget(self, device: DeviceId) -> None:
         """Forget a device that has left."""
