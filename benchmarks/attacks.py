@@ -2,16 +2,17 @@
 
     python benchmarks/attacks.py --json FILE [--quick] [--jobs N]
 
-Runs are kept in FILE.runs as they end: the same call goes on where an earlier one stopped (after a change of code,
-delete it first).
+Runs are kept in FILE.runs as they end: the same call goes on where an earlier one stopped (after a
+change of code, delete it first).
 
-Each figure is a share of the accuracy of the same fleet without its liars, under the same aggregation, on the test
-samples of the honest devices. Liars see all honest reports of a round before they send theirs, and work together.
-`clean_over_fedavg` compares fleets without liars, the default with FedAvg, the worst task. `honest_refused` counts
-honest reports refused over all runs, `honest_outvoted` is the share of them that the robust mean left out. `open_*` is
-what stays open: liars that push into one direction, each no longer than an honest device, with and without a gist in
-line with it (docs/security.md). `--tasks` counts instead, without liars, what the limits do to honest updates on every
-task of experiments/tasks.
+Each figure is a share of the accuracy of the same fleet without its liars, under the same
+aggregation, on the test samples of the honest devices. Liars see all honest reports of a round
+before they send theirs, and work together. `clean_over_fedavg` compares fleets without liars, the
+default with FedAvg, the worst task. `honest_refused` counts honest reports refused over all runs,
+`honest_outvoted` is the share of them that the robust mean left out. `open_*` is what stays open:
+liars that push into one direction, each no longer than an honest device, with and without a gist in
+line with it (docs/security.md). `--tasks` counts instead, without liars, what the limits do to
+honest updates on every task of experiments/tasks.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
     python benchmarks/secure_sum.py [--quick] [--json FILE]
 
-Then whole rounds over Flower's messages, in one process, against the same rounds in the clear: devices, server, codec
-and serialisation all count. `flower.py --secure` does that over a real SuperLink.
+Then whole rounds over Flower's messages, in one process, against the same rounds in the clear:
+devices, server, codec and serialisation all count. `flower.py --secure` does that over a real
+SuperLink.
 """
 
 import argparse

@@ -2,11 +2,12 @@
 
     FEDKEEP_DATA=... python experiments/attacks.py [--json FILE] [--figure FILE] [--trials 20]
 
-What a curious server can learn from an upload: to be tried before one trusts a setting. The last layer is linear with
-weight W (Y, d) and bias b, under softmax cross-entropy: a sample with input h and error e = softmax(W h + b) -
-onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over n of them. The model is softmax regression on the
-pixels: the input of its last layer is the image itself, which is the worst case. It was trained for a while on other
-images, and the attacker knows the labels of the samples.
+What a curious server can learn from an upload: to be tried before one trusts a setting. The last
+layer is linear with weight W (Y, d) and bias b, under softmax cross-entropy: a sample with input h
+and error e = softmax(W h + b) - onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over
+n of them. The model is softmax regression on the pixels: the input of its last layer is the image
+itself, which is the worst case. It was trained for a while on other images, and the attacker knows
+the labels of the samples.
 """
 
 import argparse
@@ -69,7 +70,8 @@ class LastLayer:
 def invert_analytically(gradient: LastLayer) -> FloatArray:
     """The input behind the gradient of one sample, (d,): a row of the weight's gradient over its bias's.
 
-    Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most telling class.
+    Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most
+    telling class.
     """
     row = int(np.abs(gradient.bias).argmax())
     inputs: FloatArray = gradient.weight[row] / gradient.bias[row]
@@ -86,7 +88,8 @@ def invert_by_matching(
 ) -> FloatArray:
     """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
 
-    The slope is the derivative by the inputs of half the squared distance between the two gradients.
+    The slope is the derivative by the inputs of half the squared distance between the two
+    gradients.
     """
     inputs, first, second, n = start.copy(), np.zeros_like(start), np.zeros_like(start), len(start)
     for step in range(1, steps + 1):
@@ -118,8 +121,9 @@ class MembershipAttack:
     def scores(self, candidates: PerSampleGradients, labels: IntArray) -> Scores:
         """How much better the upload is explained with each candidate among its samples than without it.
 
-        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved by what is
-        particular to the candidate, over n. The score is the squared distance gained, over what there was to gain.
+        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved
+        by what is particular to the candidate, over n. The score is the squared distance gained,
+        over what there was to gain.
         """
         n = len(self.labels)
         lean = self.uploaded - self.typical[self.labels].mean(axis=0)

@@ -6,12 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeep.core.aggregation import Aggregator, FedAvg, RobustMean
-from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core import screening
+from fedkeep.core import server as core_server
+from fedkeep.core.aggregation import Aggregator, FedAvg, RobustMean, pipeline
+from fedkeep.core.aggregation.robust.clip import GradientClip
+from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
+from fedkeep.core.claims import ClaimAudit
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import (
+    GivenEstimator,
+    GlobalEstimator,
+    IncrementalEstimator,
+    RoundMeanEstimator,
+)
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.schedule import Schedule
+from fedkeep.core.screening import Limits
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
@@ -344,3 +356,129 @@ def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
         server.close_round()
     assert 5 not in server.estimator.snapshot()["devices"]
     assert 4 in server.estimator.snapshot()["devices"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model", "round", "plan", "estimator", "aggregation", "limits", "schedule", "staleness"],
+)
+def test_nobody_but_the_server_changes_what_it_has(name: str) -> None:
+    server = server_of()
+    with pytest.raises(AttributeError):
+        setattr(server, name, getattr(server, name))
+
+
+def test_a_first_model_can_be_set_and_a_closed_round_corrected_and_nothing_else() -> None:
+    server = server_of()
+    server.set_model(np.zeros(4, dtype=np.float32))
+    assert not server.open_round([0])[0].model.any()
+    with pytest.raises(RuntimeError, match="a round is open"):
+        server.apply_step(np.ones(4, dtype=np.float32))
+    server.close_round()
+    server.apply_step(np.full(4, 3.0, dtype=np.float32))
+    assert server.open_round([0])[0].model.tolist() == [3.0] * 4
+    with pytest.raises(RuntimeError, match="after the first round"):
+        server.set_model(np.zeros(4, dtype=np.float32))
+
+
+def test_only_an_oracle_sets_the_global_gradient() -> None:
+    given = server_of(estimator=GivenEstimator())
+    given.set_global_gradient(np.ones(2, dtype=np.float32))
+    assert given.order(0).direction is not None
+    for estimator in (IncrementalEstimator(), RoundMeanEstimator()):
+        with pytest.raises(TypeError, match="estimates g_hat from reports"):
+            server_of(estimator=estimator).set_global_gradient(None)
+
+
+# With limits.enabled = false nothing is cut; forms and replays are checked all the same.
+
+UNLIMITED = Limits(enabled=False)
+
+
+def test_without_limits_rates_and_capacities_count_as_declared() -> None:
+    """Nine devices at rate 10 and one at 100: gamma is (1.42, 0.58) by Eq. 11, (1.25, 0.75) capped."""
+    profiles = {d: Profile(6, np.array([9.0, 1.0])) for d in range(9)}
+    profiles[9] = Profile(60, np.array([80.0, 20.0]))
+
+    def planned(limits: Limits) -> tuple[Plan, tuple[Any, ...], Server]:
+        server = Server(
+            model=np.ones(4, dtype=np.float32), gradient_size=2, regions=2,
+            schedule=Schedule(0.1, epochs=1), coordinator=Greedy(clients_per_label=1),
+            estimator=IncrementalEstimator(), limits=limits,
+        )  # fmt: skip
+        plan, rejections = server.coordinate(profiles)
+        return plan, rejections, server
+
+    plan, rejections, server = planned(UNLIMITED)
+    assert rejections == ()
+    assert server.rate(9) == 100.0
+    assert plan.quotas.sum() == 9 * 6 + 60
+    gamma = np.array([161.0, 29.0]) / 190 / (plan.quotas.sum(axis=0) / plan.quotas.sum())
+    np.testing.assert_allclose(plan.label_weights, gamma)
+    capped, cuts, limited = planned(Limits())
+    assert {r.reason for r in cuts} == {"rate-cut", "capacity-cut"}
+    assert limited.rate(9) == 40.0
+    assert capped.quotas.sum() == 9 * 6 + 24
+
+
+def test_without_limits_a_round_is_eq_2_and_eq_8_as_printed() -> None:
+    server = server_of(limits=UNLIMITED, estimator=RoundMeanEstimator())
+    server.open_round(range(6))
+    steps = np.array([0.1, 0.1, 0.1, 0.1, 3.0, 5000.0])
+    weights = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1e6])
+    gradients = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 5000.0])
+    rows = zip(steps, weights, gradients, strict=True)
+    for device, (step, weight, gradient) in enumerate(rows):
+        assert server.receive(device, report(0, 1 + step, weight, gradient)) is None
+    summary = server.close_round()
+    assert (summary.rejections, summary.accepted) == ((), tuple(range(6)))
+    np.testing.assert_allclose(server.model, 1 + steps @ weights / weights.sum(), rtol=1e-6)
+    rates = 6.0 * np.arange(1, 7)
+    expected = gradients @ rates / rates.sum()
+    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_without_limits_no_code_of_the_cuts_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **named: object) -> None:
+        raise AssertionError("a cut")
+
+    for module, name in (
+        (core_server, "cap_profiles"), (pipeline, "ClippedReports"), (pipeline, "weight_cap"),
+        (screening, "_require_plausible"), (GradientClip, "clip"), (UpdateStatistics, "learn_lengths"),
+        (ClaimAudit, "observe"), (ClaimAudit, "review"), (ClaimAudit, "discount"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, never)
+    server = server_of(limits=UNLIMITED)
+    for round_ in range(8):
+        server.open_round(range(6))
+        for device in range(6):
+            server.receive(device, report(round_))
+        server.close_round()
+    assert server.round == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "bad", "reason"),
+    [
+        (0, replace(report(0), model=np.ones(5, dtype=np.float32)), "model-shape"),
+        (0, report(0, float("inf")), "model-not-finite"),
+        (0, report(0, gradient=float("nan")), "estimator-not-finite"),
+        (0, report(0, weight=float("nan")), "bad-weight"),
+        (3, report(0), "not-asked"),
+    ],
+)
+def test_without_limits_forms_and_replays_are_checked(
+    device: int, bad: Report, reason: str
+) -> None:
+    server = server_of(limits=UNLIMITED)
+    server.open_round([0, 1])
+    server.receive(1, report(0))
+    for sender, sent, why in ((device, bad, reason), (1, report(0), "duplicate")):
+        rejection = server.receive(sender, sent)
+        assert rejection is not None
+        assert rejection.reason == why
+
+
+def test_a_rule_that_clips_by_itself_does_not_run_without_limits() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.enabled = false switches off"):
+        server_of(limits=UNLIMITED, aggregation=RobustMean())

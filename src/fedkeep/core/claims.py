@@ -1,7 +1,8 @@
 """What devices claim of themselves: how much of a profile counts, and whether reports bear it out.
 
-A claim that cannot be checked counts up to what the fleet's other claims allow (`cap_profiles`). One that can is
-audited: a device must store what it was given to store, and see as much as it declared (`ClaimAudit`).
+A claim that cannot be checked counts up to what the fleet's other claims allow (`cap_profiles`).
+One that can is audited: a device must store what it was given to store, and see as much as it
+declared (`ClaimAudit`).
 """
 
 from collections.abc import Mapping

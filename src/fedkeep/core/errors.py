@@ -8,8 +8,8 @@ The tree (docs/design.md has the same as a table):
     |-- MissingExtraError   an optional library that is not installed
     `-- RejectedError       input of another party that must not count
 
-The command line prints the one sentence of a `FedkeepError` and exits non-zero, without a traceback. Any other
-exception is a defect of fedkeep or of a user's own component.
+The command line prints the one sentence of a `FedkeepError` and exits non-zero, without a
+traceback. Any other exception is a defect of fedkeep or of a user's own component.
 """
 
 from collections.abc import Iterator
@@ -174,7 +174,8 @@ class RejectedError(FedkeepError):
     Parameters
     ----------
     reason : str
-        A `RejectionReason`, or its value. A peer of another version may give one that is not known here.
+        A `RejectionReason`, or its value. A peer of another version may give one that is not known
+        here.
     detail : str
         One sentence on what was found and what was expected.
     """

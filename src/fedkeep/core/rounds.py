@@ -69,16 +69,16 @@ def merge_evaluations(
 ) -> tuple[dict[str, float], list[Rejection]]:
     """Merge devices' evaluations into loss, accuracy and a robust accuracy over all samples.
 
-    The robust accuracy leaves out the fifth of the fleet's weight that reports the best accuracy and
-    the fifth that reports the worst, with no device heavier than the upper quartile.
+    The robust accuracy leaves out the fifth of the fleet's weight that reports the best accuracy
+    and the fifth that reports the worst, with no device heavier than the upper quartile.
 
     Parameters
     ----------
     evaluations : Mapping[DeviceId, tuple[int, float, int]]
         By device: its samples, the sum of their losses, and how many were right.
     capped : bool
-        Whether no device counts more samples than the fleet's own counts allow, and no loss beyond a
-        hundred times the median.
+        Whether no device counts more samples than the fleet's own counts allow, and no loss beyond
+        a hundred times the median.
 
     Returns
     -------

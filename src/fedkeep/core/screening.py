@@ -1,7 +1,7 @@
 """Validation of what comes from outside: samples, profiles, reports, sums and orders.
 
-Nothing from outside counts before it is checked; its sender is named and the rest goes on. Form (shape, dtype,
-finite numbers) is always checked; size only as `Limits` say.
+Nothing from outside counts before it is checked; its sender is named and the rest goes on. Form
+(shape, dtype, finite numbers) is always checked; size only as `Limits` say.
 """
 
 from collections import Counter

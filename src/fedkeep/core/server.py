@@ -269,8 +269,8 @@ class Server:
     def use_plan(self, plan: Plan) -> None:
         """Follow a plan made elsewhere, from profiles this server cannot read (encrypted profiles).
 
-        Of the rates only their mean is known, from the plan: every device's local gradient then counts
-        alike. Devices that are not in the plan have left.
+        Of the rates only their mean is known, from the plan: every device's local gradient then
+        counts alike. Devices that are not in the plan have left.
         """
         devices = plan.devices.tolist()
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
@@ -344,14 +344,14 @@ class Server:
     ) -> RoundSummary:
         """Close a round of which only sums over the devices `counted` are known (Eqs. 2, 8; step 8).
 
-        Who had nothing to train on stays unknown; what would reject a single report was checked on the
-        devices.
+        Who had nothing to train on stays unknown; what would reject a single report was checked on
+        the devices.
 
         Raises
         ------
         RejectedError
-            If no valid reports add up to these sums, or their mean is far longer than usual; nothing
-            has changed then.
+            If no valid reports add up to these sums, or their mean is far longer than usual;
+            nothing has changed then.
         """
         opened = self._opened()
         if not isinstance(self._estimator, GivenEstimator):
@@ -389,8 +389,8 @@ class Server:
     def max_weight(self, device: DeviceId) -> float:
         """Return the most that a report of this device weighs.
 
-        All its slots borrowed by its heaviest label, or its share of the stream, whichever is more. A
-        share that is not known may be `limits.growth` times the mean.
+        All its slots borrowed by its heaviest label, or its share of the stream, whichever is more.
+        A share that is not known may be `limits.growth` times the mean.
         """
         if self._plan is None or not self._limits.enabled:
             return np.inf

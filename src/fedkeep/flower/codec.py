@@ -1,7 +1,7 @@
 """Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
 
-The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for its
-form. Shapes, dtypes and values of arrays are the core's to screen.
+The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say
+is checked for its form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
 from collections.abc import Iterable

@@ -47,9 +47,9 @@ def size_of(message: Message) -> int:
 class Exchange:
     """Messages in flight; who answered what is known from what was sent, never from what the answer says.
 
-    When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever pulls waits with it.
-    So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline. `meanwhile`
-    is called between two looks for replies.
+    When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever
+    pulls waits with it. So replies are pulled in a few threads: one that hangs holds up its own
+    part of them, and no deadline. `meanwhile` is called between two looks for replies.
     """
 
     grid: Grid
@@ -64,7 +64,8 @@ class Exchange:
     def send(self, messages: Iterable[Message], round_: int) -> None:
         """Pushes the messages; those that Flower does not take count as never sent."""
         outgoing = list(messages)
-        # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
+        # Flower gives None for a message that it did not take, and no ids at all where the
+        # SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 self.tally[0] += size_of(message)

@@ -1,7 +1,7 @@
 """A wrapper for any strategy of Flower's: g_hat goes down with the model, local gradients come back.
 
-Before the inner strategy merges the replies, they pass the same stages as the reports of a served fleet
-(`core.aggregation.pipeline`), with the same limits.
+Before the inner strategy merges the replies, they pass the same stages as the reports of a served
+fleet (`core.aggregation.pipeline`), with the same limits.
 """
 
 import logging
@@ -43,17 +43,17 @@ _MAX_SAMPLES = 10**9
 class KeeperStrategy(Strategy):
     """Any strategy of Flower's, on what the devices' Keepers kept, guarded like a served fleet.
 
-    Replies are validated, clipped, filtered and reweighted; then the inner strategy merges them, and sees its own
-    records only. A reply that is invalid, or far longer than usual, does not reach it. Running statistics of
-    layers are checked for their form alone.
+    Replies are validated, clipped, filtered and reweighted; then the inner strategy merges them,
+    and sees its own records only. A reply that is invalid, or far longer than usual, does not reach
+    it. Running statistics of layers are checked for their form alone.
 
     Parameters
     ----------
     inner : Strategy
         Any strategy of Flower's, such as `FedAvg`.
     preset, policy : str
-        The Keepers'. They say how local gradients become g_hat (`"paper"` is Eq. 8), and which stages the replies
-        pass: all of the robust mean by default, the limits alone with `"paper"`.
+        The Keepers'. They say how local gradients become g_hat (`"paper"` is Eq. 8), and which
+        stages the replies pass: all of the robust mean by default, the limits alone with `"paper"`.
     records : str, optional
         A file for `fedkeep watch` and `report`.
     aggregation : Aggregator, optional

@@ -48,9 +48,9 @@ class Entry:
 class Membership:
     """All devices ever seen, of which newcomers are asked for profiles; plans anew when others are there (steps 1, 2).
 
-    A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and only devices in the
-    key-holder's plan take part: while it does not answer, the present plan stays in force, and without one the run
-    waits; nothing is ever asked for in the clear instead.
+    A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and
+    only devices in the key-holder's plan take part: while it does not answer, the present plan
+    stays in force, and without one the run waits; nothing is ever asked for in the clear instead.
     """
 
     server: Server

@@ -1,7 +1,7 @@
 """The record of a real fleet: the same lines as a simulation's, so that the same page and reports follow it.
 
-A round's lines are written before the round is committed, and a server that resumes cuts off what was not: after a
-crash the record tells of each round once.
+A round's lines are written before the round is committed, and a server that resumes cuts off what
+was not: after a crash the record tells of each round once.
 """
 
 import hashlib

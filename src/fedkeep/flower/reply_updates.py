@@ -19,8 +19,8 @@ class ModelLayout:
     Parameters
     ----------
     arrays : ArrayRecord
-        The global model as the inner strategy sends it. Arrays of integers and running statistics of
-        layers are no parameters.
+        The global model as the inner strategy sends it. Arrays of integers and running statistics
+        of layers are no parameters.
 
     Examples
     --------
@@ -48,7 +48,8 @@ class ModelLayout:
         Raises
         ------
         RejectedError
-            If an array has another shape or dtype than the model's, or running statistics are not finite.
+            If an array has another shape or dtype than the model's, or running statistics are not
+            finite.
         """
         if not self.fits(record):
             raise RejectedError(

@@ -1,7 +1,7 @@
 """The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
 
-That app is one file, written where it is served: its components are `app` here and in `client_app`, for Flower takes
-them from wherever Python finds them. So a fleet of agents needs no app of its own.
+That app is one file, written where it is served: its components are `app` here and in `client_app`,
+for Flower takes them from wherever Python finds them. So a fleet of agents needs no app of its own.
 """
 
 import json
@@ -159,6 +159,11 @@ def open_strategy(
     said = _deployment(tables_of(run_config), server.aggregation)
     privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
+        if not server.limits.enabled:
+            raise ConfigError(
+                "privacy.encrypted_profiles needs limits: the key-holder caps rates and capacities; "
+                "remove limits.enabled = false"
+            )
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.discard_plan()
     store = StateStore(state.url, state.run) if state.url else None
@@ -207,8 +212,8 @@ def make_app(
 ) -> tuple[Path, UserConfig]:
     """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
 
-    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only what the app's
-    tables name: `changes` must be there, `defaults` are set where the table is.
+    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only
+    what the app's tables name: `changes` must be there, `defaults` are set where the table is.
     """
     if source.is_file():
         config: UserConfig = {}

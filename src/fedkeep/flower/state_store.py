@@ -1,8 +1,8 @@
 """The server's memory: one transaction per round, in SQLite or PostgreSQL, as bytes with dtype and shape.
 
-A round counts as done when its transaction is committed, and never by halves: after `kill -9` at any point
-the next server finds the last whole round. Arrays are stored in chunks and only chunks that changed are
-written, so a fleet of many kept gradients costs what its participants cost.
+A round counts as done when its transaction is committed, and never by halves: after `kill -9` at
+any point the next server finds the last whole round. Arrays are stored in chunks and only chunks
+that changed are written, so a fleet of many kept gradients costs what its participants cost.
 """
 
 from collections import defaultdict
@@ -171,7 +171,8 @@ class StateStore:
 def _engine(address: URL) -> Engine:
     """An engine for SQLite or PostgreSQL.
 
-    A connection lives for one transaction: a database that restarted between two rounds is not noticed.
+    A connection lives for one transaction: a database that restarted between two rounds is not
+    noticed.
     """
     if address.drivername == "sqlite":
         Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)

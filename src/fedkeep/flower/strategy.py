@@ -1,10 +1,11 @@
 """A strategy for Flower over the core's Server: profiles, plan, rounds that close, one transaction each.
 
-A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
-and plans. `_play`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends them.
-On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
-reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
-(`recording`), then the commit (`state_store`): a round counts once that is done.
+A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers
+what they declare, and plans. `_play`: the server opens the round, `codec` makes Flower's records of
+its orders, `exchange` sends them. On the device `client_app` hands the order to whatever device is
+behind the node, and its report back. `_take` reads and screens each report; when enough are there,
+or the time is over, the server merges them. Then the record (`recording`), then the commit
+(`state_store`): a round counts once that is done.
 """
 
 import logging
@@ -54,8 +55,8 @@ Answer = TypeVar(
 class FedkeepStrategy:
     """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
 
-    With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
-    it makes the plans.
+    With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt
+    their profiles, and it makes the plans.
 
     >>> from fedkeep.config.method import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
@@ -298,8 +299,8 @@ class FedkeepStrategy:
     ) -> tuple[RoundSummary, bool]:
         """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
 
-        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a round in which a node
-        failed is played again: all of them must be in the sum.
+        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a
+        round in which a node failed is played again: all of them must be in the sum.
         """
         while True:
             self._failed = False

@@ -149,7 +149,8 @@ class Simulator:
     def _bring_up_to_date(self, participants: Sequence[DeviceId], round_: int) -> int:
         """Lets participants see what has arrived; returns how much that was.
 
-        Under an oracle, and where devices are to say what they have counted for a new plan (steps 1, 2), all see it.
+        Under an oracle, and where devices are to say what they have counted for a new plan (steps
+        1, 2), all see it.
         """
         fleet, oracle, profile = self.parts.fleet, self.parts.oracle, self.experiment.profile
         if not isinstance(fleet, SimulatedFleet):

@@ -14,8 +14,8 @@ class FedNova(UpdateRule):
 
     References
     ----------
-    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
-    2020.
+    Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization, 2020.
     """
 
     per_step = True

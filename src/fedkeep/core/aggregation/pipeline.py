@@ -98,9 +98,8 @@ class UpdatePipeline:
         found = {d: r.local_gradient for d, r in reports.items() if r.local_gradient is not None}
         if not self._limits.enabled:
             return {d: (gradient, rate(d)) for d, gradient in found.items()}
-        cap = self._rate_cap if self._aggregator.verifies_gradients else np.inf
         clipped = self._gradients.clip(found)
-        return {d: (gradient, min(rate(d), cap)) for d, gradient in clipped.items()}
+        return {d: (gradient, min(rate(d), self._rate_cap)) for d, gradient in clipped.items()}
 
     def follow_plan(self, rates: Mapping[DeviceId, float]) -> None:
         """Take over the rates of a new plan, in whose units weights are from now on."""
@@ -108,7 +107,9 @@ class UpdatePipeline:
         self.statistics.forget_weights()
 
     def set_rates(self, rates: Mapping[DeviceId, float]) -> None:
-        """Take over the fleet's rates, by which the weight of a local gradient is capped."""
+        """Take over the fleet's rates, by which a rule may cap the weight of a local gradient."""
+        if not self._aggregator.verifies_gradients:
+            return
         positive = np.array([rate for rate in rates.values() if rate > 0])
         self._rate_cap = weight_cap(positive) if len(positive) else np.inf
 

@@ -1,7 +1,7 @@
 """A device in secure rounds: its finished report is held back and leaves under masks, or not at all.
 
-Keys are signed by the devices' own node keys, so that a server cannot invent members: `members` and each node's key
-come from whoever provisions the fleet (`fedkeep provision`), never from the server.
+Keys are signed by the devices' own node keys, so that a server cannot invent members: `members` and
+each node's key come from whoever provisions the fleet (`fedkeep provision`), never from the server.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,8 @@ _FAR = 10.0
 class SecureAggregationClient:
     """Answers the four exchanges of each secure round; one sum at a time, and a new one ends the old.
 
-    `differences` must be kept durably; a sum under way need not be: a device that forgets it has dropped out.
+    `differences` must be kept durably; a sum under way need not be: a device that forgets it has
+    dropped out.
     """
 
     def __init__(self, options: PrivacyOptions, gradient_size: int) -> None:
@@ -136,8 +137,9 @@ class SecureAggregationClient:
     ) -> Words:
         """The report on its grids, if it is sound; an update somewhat longer than the fleet's limit is cut to it.
 
-        First the update times its weight, the weight, and the local steps times the weight where they count; then what
-        the running sum of estimators has to add: zeros if nothing has arrived since this device was last counted.
+        First the update times its weight, the weight, and the local steps times the weight where
+        they count; then what the running sum of estimators has to add: zeros if nothing has arrived
+        since this device was last counted.
         """
         limits = Limits(update_norm=terms.update_norm, gradient_norm=terms.gradient_norm)
         if report.model.shape == model.shape:

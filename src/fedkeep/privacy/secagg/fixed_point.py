@@ -63,7 +63,8 @@ class Differences:
     def send(self, words: Words | None, session: bytes, counted: bytes) -> Words:
         """What to add to the running sum so that this device counts with `words`, or as before if there are none.
 
-        `counted` names the session in which the sum last counted this device; empty: it does not count yet.
+        `counted` names the session in which the sum last counted this device; empty: it does not
+        count yet.
         """
         if not self.knows(counted):
             raise RejectedError(

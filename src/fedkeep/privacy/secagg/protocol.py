@@ -1,16 +1,18 @@
 """Secure aggregation: the server learns the sum of the devices' integers and nothing of any single one.
 
-Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two secrets
-among all, in envelopes the server cannot open; (3) each sends its integers under one mask of its own and one
-per peer, which cancel in the sum; (4) the survivors give shares of the own masks of those who sent, and of
-the keys of those who dropped out. Up to n - threshold devices may drop out at any step.
+Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two
+secrets among all, in envelopes the server cannot open; (3) each sends its integers under one mask
+of its own and one per peer, which cancel in the sum; (4) the survivors give shares of the own masks
+of those who sent, and of the keys of those who dropped out. Up to n - threshold devices may drop
+out at any step.
 
-It holds against a server that follows the protocol but looks at everything, even together with fewer than
-2 * threshold - n devices. Devices are told apart by the transport's authentication, and messages are bytes that any
-transport can carry: msgpack, so that nothing received can run.
+It holds against a server that follows the protocol but looks at everything, even together with
+fewer than 2 * threshold - n devices. Devices are told apart by the transport's authentication, and
+messages are bytes that any transport can carry: msgpack, so that nothing received can run.
 
-Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the libraries
-that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
+Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the
+libraries that Flower's own secure aggregation rests on: a Flower device has them already, any other
+needs no Flower.
 """
 
 import secrets
@@ -183,7 +185,8 @@ def require_threshold(threshold: int, count: int) -> None:
 class MaskingDevice(msgspec.Struct):
     """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides.
 
-    As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the samples.
+    As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the
+    samples.
     """
 
     device: DeviceId

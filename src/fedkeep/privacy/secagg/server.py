@@ -31,14 +31,21 @@ _DEPARTED = 0.1
 class SecureAggregationServer:
     """Opens and closes sums, and remembers what the running sum of estimators counts of whom (Eq. 8).
 
-    In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can look into: re-basing
-    begins a new one, into which every device sends all it has when it next takes part.
+    In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can
+    look into: re-basing begins a new one, into which every device sends all it has when it next
+    takes part.
 
-    Its state is committed together with the server's: after a crash both are those of the same round.
+    Its state is committed together with the server's: after a crash both are those of the same
+    round.
     """
 
     def __init__(self, server: Server, options: PrivacyOptions, gradient_size: int) -> None:
         refuse_conflicts(options, server.aggregation)
+        if not server.limits.enabled:
+            raise ConfigError(
+                "privacy.secure_sum needs limits: devices clip by them before they mask; "
+                "remove limits.enabled = false"
+            )
         for key in ("update_norm", "gradient_norm"):
             if not getattr(server.limits, key) < WIDEST:
                 raise ConfigError(
@@ -107,7 +114,8 @@ class SecureAggregationServer:
     ) -> RoundSummary:
         """Moves the server on by the sum over the survivors, or raises and leaves everything as it was.
 
-        Re-basing takes effect with the next round, so that what devices are told is what was committed.
+        Re-basing takes effect with the next round, so that what devices are told is what was
+        committed.
         """
         size, terms = len(self._server.model), next(iter(opened.terms.values()))
         numbers = terms.update_grid.decode(total[: size + 2])

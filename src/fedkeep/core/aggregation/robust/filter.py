@@ -39,8 +39,8 @@ def filter_updates(
 ) -> FilteredUpdates:
     """Project out what goes against the reference, and find who keeps going against it.
 
-    A device's agreement is the running mean of its updates' cosines with the direction of the others.
-    A second pass leaves out of "the others" whoever conflicted in the first.
+    A device's agreement is the running mean of its updates' cosines with the direction of the
+    others. A second pass leaves out of "the others" whoever conflicted in the first.
 
     Parameters
     ----------

@@ -22,16 +22,18 @@ _LENGTH_RATIO = 2.0
 class RobustMean(Aggregator):
     """Eq. 2 over updates that were validated, clipped, filtered and reweighted.
 
-    Each update is clipped to the usual length, and its weight to the usual weight. What conflicts with
-    the direction of the others is projected out of the update of a device that keeps conflicting; one
-    far out is filtered; one that hardly agrees counts little, and a newcomer less at first. The step is
-    as long as it would be unclipped, so that honest fleets lose no speed. A local gradient counts where
-    its device agrees with the fleet and its own update does not contradict it.
+    Each update is clipped to the usual length, and its weight to the usual weight. What conflicts
+    with the direction of the others is projected out of the update of a device that keeps
+    conflicting; one far out is filtered; one that hardly agrees counts little, and a newcomer less
+    at first. The step is as long as it would be unclipped, so that honest fleets lose no speed. A
+    local gradient counts where its device agrees with the fleet and its own update does not
+    contradict it.
 
     References
     ----------
     docs/security.md; Cao et al., FLTrust, 2021; Sun et al., Can You Really Backdoor Federated
-    Learning?, 2019; Karimireddy et al., Learning from History for Byzantine Robust Optimization, 2021.
+    Learning?, 2019; Karimireddy et al., Learning from History for Byzantine Robust Optimization,
+    2021.
     """
 
     requires_limits = True

@@ -20,9 +20,9 @@ _KNOWN_MASS = 1 - AGREEMENT_DECAY**MIN_OBSERVATIONS
 def reputation_weights(devices: Sequence[DeviceId], statistics: UpdateStatistics) -> FloatArray:
     """Return what each device counts, from 0 to 1, by its reports so far.
 
-    A newcomer to a fleet of known devices counts in full from its fifth report on. A device that agrees
-    with the reference, but stands out by how little, counts by the square of its share of the least
-    usual agreement.
+    A newcomer to a fleet of known devices counts in full from its fifth report on. A device that
+    agrees with the reference, but stands out by how little, counts by the square of its share of
+    the least usual agreement.
 
     Parameters
     ----------

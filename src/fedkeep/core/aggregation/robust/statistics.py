@@ -1,7 +1,8 @@
 """What the fleet's updates have been like: the memory of the robust stages, durable with the server.
 
-Medians and upper quartiles are what a minority of Byzantine devices cannot move. The statistics begin
-empty: until `MIN_OBSERVATIONS` lengths are known, `Limits.update_norm` alone bounds an update.
+Medians and upper quartiles are what a minority of Byzantine devices cannot move. The statistics
+begin empty: until `MIN_OBSERVATIONS` lengths are known, `Limits.update_norm` alone bounds an
+update.
 """
 
 from collections.abc import Sequence
@@ -55,8 +56,8 @@ class UpdateStatistics:
     def max_length(self, lengths: Sequence[float], ratio: float) -> float:
         """Return `ratio` times the usual length at its longest, beyond which an update is an outlier.
 
-        The updates of a fleet get shorter as it learns, but not those of a device with news, and those
-        are needed most.
+        The updates of a fleet get shorter as it learns, but not those of a device with news, and
+        those are needed most.
         """
         return ratio * max(self._peak, self.usual_length(lengths))
 
