@@ -17,7 +17,7 @@ Reports = Mapping[DeviceId, Report]
 
 @dataclass(frozen=True)
 class Scene:
-    """What liars know when they send: the round, the model, all honest reports, and what they would have sent."""
+    """What Byzantine devices know: the round, the model, all honest reports, and their own."""
 
     round: int
     rounds: int
@@ -112,7 +112,7 @@ def as_long_as_honest(forge: Forge) -> Forge:
 
 
 def alie(z: float | None) -> Forge:
-    """A Little Is Enough (Baruch et al. 2019): as many deviations off the mean as a majority hides; or `z`."""
+    """A Little Is Enough (Baruch et al. 2019): `z` deviations off, or as many as stay hidden."""
 
     def forge(scene: Scene) -> Reports:
         n, liars = len(scene.honest) + len(scene.own), len(scene.own)
@@ -129,7 +129,7 @@ def alie(z: float | None) -> Forge:
 
 
 def min_max(scene: Scene) -> Reports:
-    """Shejwalkar and Houmansadr (2021): as far against the mean as honest updates lie from each other."""
+    """Shejwalkar and Houmansadr (2021): as far against the mean as honest updates differ."""
     updates = scene.updates
     centre = updates.mean(axis=0)
     against = -centre / max(np.linalg.norm(centre), 1e-12)
@@ -159,7 +159,7 @@ def _turned(report: Report, factor: float) -> Report:
 
 
 def gist_in_line(share: float) -> Forge:
-    """An update across the fleet's way, and the gist that leads to it, turned by a share against the fleet."""
+    """An update across the fleet's direction, and a gist in line, turned against the fleet."""
 
     def forge(scene: Scene) -> Reports:
         fleet = scene.updates.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What a fleet loses to liars among its devices: every attack, against the default and every other aggregation.
+"""What a fleet loses to Byzantine devices: every attack, against every aggregation.
 
     python benchmarks/attacks.py --json FILE [--quick] [--jobs N]
 
@@ -208,7 +208,7 @@ class Battle:
 
 
 class SummedBattle(Battle):
-    """The same where the server sees sums only; the liar turns their mean round, as long as it was."""
+    """The same where the server sees sums only; the attacker reverses their mean."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
         super().__init__(
@@ -294,7 +294,7 @@ def _key(run: Run) -> str:
 def measure(
     settings: list[Setting], attacks: list[str], seeds: int, played: Played, jobs: int
 ) -> dict[str, Any]:
-    """The whole table, and the figures it comes down to; the others than the default by one seed and fewer attacks."""
+    """The table and its figures; rules other than the default by one seed and fewer attacks."""
     rows: list[tuple[Setting, str, list[str], int]] = [
         (setting, DEFAULT, attacks, seeds) for setting in settings
     ]
@@ -367,7 +367,7 @@ def secure_sum_share() -> float:
 
 
 def honest_tasks(rounds: int) -> dict[str, Any]:
-    """What the learnt limit does to honest updates, task by task, in a short run of each by the default."""
+    """What the learnt limit does to honest updates, in a short run of each task."""
     told = {}
     for path in sorted((Path(__file__).parents[1] / "experiments" / "tasks").glob("*.toml")):
         table = merged(

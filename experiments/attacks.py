@@ -68,7 +68,7 @@ class LastLayer:
 
 
 def invert_analytically(gradient: LastLayer) -> FloatArray:
-    """The input behind the gradient of one sample, (d,): a row of the weight's gradient over its bias's.
+    """The input behind one sample's gradient, (d,): a row of the weight's over its bias's.
 
     Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most
     telling class.
@@ -86,7 +86,7 @@ def invert_by_matching(
     steps: int = 400,
     rate: float = 0.05,
 ) -> FloatArray:
-    """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
+    """Inputs in [0, 1] whose mean gradient is closest to the uploaded one, (n, d), by Adam.
 
     The slope is the derivative by the inputs of half the squared distance between the two
     gradients.
@@ -109,7 +109,7 @@ def invert_by_matching(
 
 @dataclass(frozen=True, eq=False)
 class MembershipAttack:
-    """An attacker who holds an upload, knows how many samples it is of and their labels, and has data like theirs."""
+    """An attacker who holds an upload, knows its samples' labels, and has similar data."""
 
     uploaded: Vector
     labels: IntArray
@@ -119,7 +119,7 @@ class MembershipAttack:
     """The clip of the devices, infinity for none."""
 
     def scores(self, candidates: PerSampleGradients, labels: IntArray) -> Scores:
-        """How much better the upload is explained with each candidate among its samples than without it.
+        """How much better each candidate explains the upload than its absence does.
 
         Without it, the mean of the labels' typical gradients is expected; with it, that mean moved
         by what is particular to the candidate, over n. The score is the squared distance gained,
@@ -208,7 +208,7 @@ class Attack:
         return sent
 
     def inverted(self, upload: Vector, labels: np.ndarray) -> np.ndarray:
-        """The attacker's images: by formula for one sample, by gradient matching from the usual ones for more."""
+        """The attacker's images: by formula for one sample, by gradient matching for more."""
         gradient = LastLayer.of(upload, CLASSES)
         if len(labels) == 1:
             return np.clip(invert_analytically(gradient), 0, 1)[None]
@@ -223,7 +223,7 @@ def told(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
 
 
 def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:
-    """The upload at its length before the guard shortened it, as far as the attacker can tell: that of the noise."""
+    """The upload at the length of its noise: before the mechanism clipped it."""
     if epsilon is None:
         return upload
     options = PrivacyOptions(epsilon=epsilon)

@@ -82,7 +82,7 @@ def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> No
 
 
 def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
-    """Four times the median where claims are alike; three robust spreads above it where they differ."""
+    """Four times the median where claims are alike; three deviations where they differ."""
     alike = np.array([10.0, 10.0, 11.0, 9.0, 1e15])
     assert robust_cap(alike) == pytest.approx(40.0)
     unlike = np.exp([-2.0, -1.0, 0.0, 1.0, 2.0])

@@ -124,7 +124,7 @@ def test_a_robust_mean_believes_no_late_estimator() -> None:
 def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
     estimator: GlobalEstimator,
 ) -> None:
-    """Else participants of one round would get different directions, or one late device would be the direction."""
+    """Else participants of one round would get different directions."""
     server = server_of(estimator=estimator)
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=1.0))
@@ -396,7 +396,10 @@ UNLIMITED = Limits(enabled=False)
 
 
 def test_without_limits_rates_and_capacities_count_as_declared() -> None:
-    """Nine devices at rate 10 and one at 100: gamma is (1.42, 0.58) by Eq. 11, (1.25, 0.75) capped."""
+    """Nine devices at rate 10 and one at 100: gamma is (1.42, 0.58) by Eq.
+
+    11, (1.25, 0.75) capped.
+    """
     profiles = {d: Profile(6, np.array([9.0, 1.0])) for d in range(9)}
     profiles[9] = Profile(60, np.array([80.0, 20.0]))
 
@@ -444,7 +447,8 @@ def test_without_limits_no_code_of_the_cuts_runs(monkeypatch: pytest.MonkeyPatch
 
     for module, name in (
         (core_server, "cap_profiles"), (pipeline, "ClippedReports"), (pipeline, "weight_cap"),
-        (screening, "_require_plausible"), (GradientClip, "clip"), (UpdateStatistics, "learn_lengths"),
+        (screening, "_require_plausible"), (GradientClip, "clip"),
+        (UpdateStatistics, "learn_lengths"),
         (ClaimAudit, "observe"), (ClaimAudit, "review"), (ClaimAudit, "discount"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, never)

@@ -178,9 +178,7 @@ def test_among_few_devices_nobody_is_unusual() -> None:
     assert {r.weight for r in counted.values()} == {1.0}
 
 
-def test_a_round_of_nobody_but_those_who_go_against_the_fleet_moves_nothing_and_spoils_nothing() -> (
-    None
-):
+def test_a_round_of_conflicting_updates_alone_moves_nothing_and_spoils_nothing() -> None:
     statistics = UpdateStatistics()
     for round_ in range(20):
         reweight_for(statistics, {**honest(round_), 99: report(-WAY)})

@@ -1,4 +1,4 @@
-"""Plausible lies through the real strategy and Flower's own messages: the run goes on nearly as without the liar."""
+"""Plausible attacks through the real strategy: the run goes on nearly as without them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def any_direction(told: dict[str, Any], model: np.ndarray) -> None:
 
 
 def against_the_last_step() -> Lie:
-    """Inner-product manipulation with what a device knows: three times the fleet's last step, turned round."""
+    """Inner-product manipulation: three times the fleet's last step, reversed."""
     seen: list[np.ndarray] = []
 
     def lie(told: dict[str, Any], model: np.ndarray) -> None:
@@ -264,7 +264,7 @@ def test_a_velocity_beyond_all_measure_is_refused_and_the_run_goes_on(velocity: 
 
 
 class Unbounded(SecureAggregationClient):
-    """A member that from some round on masks what no honest one would: a push by 900 for each device of the sum."""
+    """A member that from some round on masks a push by 900 for each device of the sum."""
 
     honest_sums = 0
 

@@ -1,4 +1,4 @@
-"""Rounds that close, devices that come and go, runs that resume: the strategy over an in-process grid."""
+"""Rounds, devices that come and go, runs that resume: over an in-process grid."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -189,7 +189,7 @@ def test_without_a_quorum_a_round_changes_nothing_and_the_run_goes_on() -> None:
 
 
 def test_a_late_report_counts_for_the_estimator_only() -> None:
-    """A reply to round 1 that comes in round 2 moves no model; the device's stream statistics are kept."""
+    """A reply to round 1 that comes in round 2 moves no model; its gradient counts."""
     fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0, quorum=0.0))
     strategy, grid = fleet.strategy(), LateGrid(fleet.grid())
     rounds = strategy.rounds(grid, 4)
@@ -286,7 +286,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_not_saved_is_played_again_to_the_same_bits(tmp_path: Path) -> None:
-    """The server dies after the devices have trained and before the commit: they answer the same again."""
+    """The server dies between training and commit: devices answer the same again."""
     whole = SmallFleet(rounds=5)
     reference = whole.strategy()
     list(reference.rounds(whole.grid(), 5))

@@ -18,13 +18,13 @@ from fedkeep.core.rounds import Rejection, report_cuts
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State
 
 _MIN_REPORTS, _MANY_REPORTS = 5, 20
-"""Reports after which a device is audited by its peers; and by the whole fleet if its peers are few."""
+"""Reports after which peers judge a device; and after which the fleet does if peers are few."""
 _FILL_RATE = 0.3
 """What the latest report counts in the running mean of a store's fill."""
 _EMPTY, _FULL = 0.25, 0.75
 """A fill below the first is empty if the median of the device's peers is above the second."""
 _PEER_RATIO = 4.0
-"""Peers declare at most so many times the device's rate: a slow stream takes longer to fill a store."""
+"""Peers declare at most so many times the device's rate: slow streams fill stores slowly."""
 _MIN_SHARE = 1 / 8
 """A device must count so much of its declared arrivals, relative to the fleet's median."""
 _ARRIVALS_DECAY = 0.8
@@ -87,7 +87,7 @@ class _Record(NamedTuple):
 
 
 class ClaimAudit:
-    """Compares devices' claims with their reports; claims that reports do not bear out count less."""
+    """Compares devices' claims with their reports; those not borne out count less."""
 
     def __init__(self) -> None:
         self._records: dict[DeviceId, _Record] = {}
@@ -190,7 +190,7 @@ class ClaimAudit:
 
 
 def _shares_of_arrivals(known: Mapping[DeviceId, _Record]) -> dict[DeviceId, float]:
-    """The devices that count far fewer arrivals than declared, with what they count of the usual."""
+    """Find the devices that count far fewer arrivals than declared, and their share of the usual."""
     borne_out = {d: r.arrivals / r.declared for d, r in known.items() if r.declared > 0}
     counted = float(np.median([r.arrivals for r in known.values()]))
     if not borne_out or counted <= _ONE_PER_REPORT:
@@ -204,7 +204,7 @@ def _shares_of_arrivals(known: Mapping[DeviceId, _Record]) -> dict[DeviceId, flo
 
 
 def _peer_fill(record: _Record, known: Mapping[DeviceId, _Record]) -> float:
-    """The median fill of comparable devices' stores; 0 where nothing can be said yet."""
+    """Return the median fill of comparable devices' stores; 0 where nothing can be said yet."""
     fills = [r.fill for r in known.values() if r.rate <= _PEER_RATIO * record.rate]
     if len(fills) <= _MIN_REPORTS and record.reports >= _MANY_REPORTS:
         fills = [r.fill for r in known.values()]

@@ -109,7 +109,7 @@ def merge_evaluations(
 
 
 def _trimmed_mean(values: FloatArray, weights: FloatArray) -> float:
-    """The weighted mean without the lowest and the highest `_TRIM` of the weight."""
+    """Return the weighted mean without the lowest and the highest `_TRIM` of the weight."""
     order = np.argsort(values)
     ends = np.cumsum(weights[order]) / weights.sum()
     starts = np.concatenate([[0.0], ends[:-1]])

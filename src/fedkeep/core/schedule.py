@@ -8,7 +8,7 @@ from fedkeep.core.types import LocalTraining
 
 @dataclass(frozen=True)
 class Schedule(LocalTraining):
-    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
+    """Local training whose learning rate falls by `decay` every `decay_every` rounds.
 
     Examples
     --------

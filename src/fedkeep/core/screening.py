@@ -50,7 +50,7 @@ class Limits:
     growth: float = 10.0
     """A declared rate counts at most this many times what the same device declared before."""
     enabled: bool = True
-    """`false`: no report, rate, capacity, weight or gradient is cut or capped, nor rejected for its size.
+    """`false`: nothing that a device reports is cut or capped, nor rejected for its size.
 
     Form (shapes, finite numbers) and replays are checked all the same.
     """
@@ -160,7 +160,7 @@ def screen_report(
 
 
 def _require_plausible(report: Report, model: Vector, limits: Limits) -> None:
-    """Raises where a report of valid form is of a size that no training gives it."""
+    """Raise where a report of valid form is of a size that no training gives it."""
     if report.weight > 0 and not report.model.any() and model.any():
         raise RejectedError(RejectionReason.ZERO_MODEL, "every parameter of the model is zero")
     if _length(np.subtract(report.model, model, dtype=np.float64)) > limits.update_norm:
@@ -311,7 +311,7 @@ def screen_parameters(vector: Vector, size: int, name: str) -> None:
 
 
 def _screen_vector(values: Any, shape: tuple[int, ...], dtype: Any, name: str) -> np.ndarray:
-    """The array, if shape and dtype match exactly (nothing is broadcast) and every number is finite."""
+    """Return the array if shape and dtype match exactly and every number is finite."""
     if not isinstance(values, np.ndarray) or values.shape != shape:
         found = values.shape if isinstance(values, np.ndarray) else type(values).__name__
         raise RejectedError(

@@ -1,4 +1,4 @@
-"""The server: plans who stores what, chooses participants, merges what they report (steps 1, 2, 7, 8)."""
+"""The server: plans, chooses participants and merges their reports (steps 1, 2, 7, 8)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +86,8 @@ class Server:
     >>> from fedkeep.core.planning.greedy import Greedy
     >>> from fedkeep.core.estimators import IncrementalEstimator
     >>> server = Server(
-    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
+    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1,
+    ...     schedule=Schedule(0.1, epochs=1),
     ...     coordinator=Greedy(clients_per_label=1), estimator=IncrementalEstimator(),
     ... )
     >>> profiles = {device: Profile(capacity=4, velocity=np.ones(1)) for device in (0, 1)}
@@ -94,7 +95,8 @@ class Server:
     >>> orders = server.open_round([0, 1])
     >>> for device, step in ((0, 1.0), (1, 3.0)):
     ...     moved = orders[device].model + np.float32(step)
-    ...     _ = server.receive(device, Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None))
+    ...     report = Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None)
+    ...     _ = server.receive(device, report)
     >>> server.close_round().accepted
     (0, 1)
     >>> server.model.tolist()
@@ -231,7 +233,7 @@ class Server:
         self._estimator = GivenEstimator(self._estimator.direction())
 
     def discard_plan(self) -> None:
-        """Drop the plan: one made of profiles in the clear does not count where they are encrypted."""
+        """Drop the plan: one made in the clear does not count where profiles are encrypted."""
         self._plan = None
 
     def coordinate(
@@ -309,7 +311,7 @@ class Server:
         return None
 
     def close_round(self) -> RoundSummary:
-        """Merge the reports in the order of the devices' ids, and move on to the next round (step 8)."""
+        """Merge the reports in the order of the devices' ids, and move on a round (step 8)."""
         opened = self._opened()
         result = self._pipeline.merge(self._model, opened.reports)
         reports, merged = result.reports, result.merged
@@ -342,7 +344,7 @@ class Server:
     def close_sum(
         self, counted: Iterable[DeviceId], total: UpdateSum, gradient: Vector | None
     ) -> RoundSummary:
-        """Close a round of which only sums over the devices `counted` are known (Eqs. 2, 8; step 8).
+        """Close a round of which only sums over the devices `counted` are known (step 8).
 
         Who had nothing to train on stays unknown; what would reject a single report was checked on
         the devices.
@@ -411,7 +413,7 @@ class Server:
         self._audit.forget(device)
 
     def snapshot(self) -> State:
-        """Return everything a closed round left behind as plain arrays; an open round is no part of it."""
+        """Return all that closed rounds left behind as plain arrays; an open one is no part."""
         state = snapshot_parts(self._parts()) | self._pipeline.snapshot()
         state |= {
             "model": self._model,
@@ -435,7 +437,7 @@ class Server:
         }
 
     def _capped_fleet(self) -> tuple[FleetProfiles, dict[DeviceId, float], list[Rejection]]:
-        """The fleet as far as its claims count: discounted by the audit, capped by the others' claims."""
+        """Return the fleet as its claims count: discounted by the audit, capped by the others."""
         discounted = {
             device: self._audit.discount(device, profile)
             for device, profile in sorted(self._profiles.items())
@@ -461,7 +463,7 @@ class Server:
         return self._open
 
     def _screen(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
-        """Puts a valid report into the round; of a late one the local gradient alone may count."""
+        """Put a valid report into the round; of a late one the local gradient alone may count."""
         if device in opened.reports:
             raise RejectedError(
                 RejectionReason.DUPLICATE,
@@ -495,7 +497,7 @@ class Server:
             )
 
     def _take_late_gradient(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
-        """Keeps the gradient of a late report, if it is new and no update has to agree with it."""
+        """Keep the gradient of a late report, if it is new and no update has to agree with it."""
         if self._aggregation.verifies_gradients or report.local_gradient is None:
             return
         if device in opened.late:
@@ -508,7 +510,7 @@ class Server:
             )
 
     def _require_usual_mean(self, length: float) -> None:
-        """Rejects a sum whose mean is far longer than earlier ones; learns its length all the same."""
+        """Rejects a sum whose mean is far longer than earlier ones; learns its length anyway."""
         statistics = self._pipeline.statistics
         usual = statistics.usual_length()
         statistics.learn_lengths([length])
@@ -534,7 +536,7 @@ class Server:
             self.coordinate(self._profiles)
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
-        """The local gradients that count, with their weights and rounds."""
+        """Return the local gradients that count, with their weights and rounds."""
         counted = self._pipeline.clip_gradients(reports, self.rate)
         return {
             device: Estimate(gradient, weight, reports[device].round)

@@ -1,4 +1,4 @@
-"""Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
+"""Messages as Flower's records: one ArrayRecord and one ConfigRecord each.
 
 The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say
 is checked for its form. Shapes, dtypes and values of arrays are the core's to screen.
@@ -19,7 +19,7 @@ from fedkeep.protocol.wire import pack, unpack
 
 TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
 SHARE, MASK, UNMASK = "train.share", "train.mask", "train.unmask"
-"""Flower's message types: what a server asks, and the exchanges of a secure sum, whose first is `TRAIN`."""
+"""Flower's message types: the first exchange of a secure sum is `TRAIN`, too."""
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
 _HEAD_BYTES = 4096
 """More than the head of any message whose numbers are arrays."""
@@ -60,7 +60,7 @@ def encode(message: Any) -> RecordDict:
 
 
 def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
-    """The message, if it is of this kind and has at most so many bytes, which are counted before they are read."""
+    """Return the message, if it is of this kind and at most so many bytes long."""
     arrays, values = content.get(ARRAYS), content.get(HEAD)
     if (
         set(content) != {ARRAYS, HEAD}
@@ -82,7 +82,7 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
 
 
 def decode_report(content: RecordDict, parameters: int) -> Report:
-    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`).
+    """Return the report, if it has the form of one; the server checks its arrays.
 
     `parameters` are those of a model and of an estimator together.
     """
@@ -97,7 +97,7 @@ def decode_report(content: RecordDict, parameters: int) -> Report:
 
 
 def decode_profile(content: RecordDict, regions: int) -> tuple[Profile, DeviceId, str]:
-    """The profile, if it is sound, and the number and name its sender claims."""
+    """Return the profile, if it is valid, and the number and name its sender claims."""
     message: Profiled = decode(content, Profiled, 8 * regions + _HEAD_BYTES)
     _require_count("capacity", message.profile.capacity)
     return (
@@ -110,7 +110,7 @@ def decode_profile(content: RecordDict, regions: int) -> tuple[Profile, DeviceId
 def decode_encrypted_profile(
     content: RecordDict, regions: int
 ) -> tuple[EncryptedProfiled, DeviceId]:
-    """The sealed profile and the number claimed with it; one in the clear is refused and not used."""
+    """Return the sealed profile and the number claimed with it; one in the clear is rejected."""
     message: Profiled | EncryptedProfiled = decode(
         content, Profiled | EncryptedProfiled, 8 * regions + _HEAD_BYTES
     )
@@ -122,7 +122,7 @@ def decode_encrypted_profile(
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:
-    """What a party of a secure sum answers in at most that many bytes; a report in the clear is refused as such."""
+    """Return a party's answer in a secure sum; a report in the clear is rejected as such."""
     message: Answered | Reported = decode(content, Answered | Reported, most + _HEAD_BYTES)
     if isinstance(message, Reported):
         raise RejectedError(
@@ -133,6 +133,7 @@ def decode_answer(content: RecordDict, most: int) -> bytes:
 
 
 def decode_evaluation(content: RecordDict) -> Evaluated:
+    """Return a device's evaluation, if its numbers are possible."""
     message: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
     if not (0 <= message.correct <= message.samples <= _MOST and 0 <= message.total_loss < np.inf):
         raise RejectedError(
@@ -162,7 +163,7 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
 
 
 def content_of(reply: Message) -> RecordDict:
-    """What a reply says; an error of the sender's is refused like anything else that is no answer."""
+    """Return the content of a reply; an error of its sender is a rejection."""
     if reply.has_error():
         raise RejectedError(RejectionReason.ERROR, (reply.error.reason or "the node failed")[:300])
     return reply.content

@@ -1,4 +1,4 @@
-"""A wrapper for any strategy of Flower's: g_hat goes down with the model, local gradients come back.
+"""A wrapper for any strategy of Flower's that sends g_hat and takes in local gradients.
 
 Before the inner strategy merges the replies, they pass the same stages as the reports of a served
 fleet (`core.aggregation.pipeline`), with the same limits.
@@ -69,7 +69,8 @@ class KeeperStrategy(Strategy):
     Examples
     --------
     >>> from flwr.serverapp.strategy import FedAvg
-    >>> strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0), preset="paper")  # then strategy.start(...) as ever
+    >>> strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0), preset="paper")
+    >>> # then strategy.start(...) as ever
     >>> KeeperStrategy(FedAvg(), preset="papr")
     Traceback (most recent call last):
     fedkeep.core.errors.ConfigError: unknown preset 'papr': did you mean 'paper'?
@@ -118,7 +119,8 @@ class KeeperStrategy(Strategy):
         if self._recorder is not None:
             about = {"preset": self._preset, "strategy": type(self._inner).__name__}
             header = Header(
-                run="keeping", method=about["strategy"], task="fleet", seed=0, config=about, config_hash="",
+                run="keeping", method=about["strategy"], task="fleet", seed=0, config=about,
+                config_hash="",
                 versions=versions(), labels=(), devices=0, rounds=num_rounds,
             )  # fmt: skip
             self._recorder.start(header)
@@ -179,7 +181,7 @@ class KeeperStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the inner strategy's metrics, and record accuracy and loss if they are among them."""
+        """Return the inner strategy's metrics; record accuracy and loss if they are there."""
         metrics = self._inner.aggregate_evaluate(server_round, replies)
         found = {
             name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)
@@ -225,7 +227,7 @@ class KeeperStrategy(Strategy):
     def _take_gradients(
         self, replies: list[Message], round_: int, rejections: Rejections
     ) -> dict[DeviceId, Report]:
-        """Takes the local gradients out of the replies; an invalid one is rejected, its reply goes on."""
+        """Take the local gradients out of the replies; of an invalid one the reply goes on."""
         found: dict[DeviceId, tuple[Any, int]] = {}
         for reply in replies:
             record = None if reply.has_error() else reply.content.pop(ESTIMATE, None)
@@ -259,7 +261,7 @@ class KeeperStrategy(Strategy):
     def _take_reports(
         self, replies: list[Message]
     ) -> tuple[dict[int, dict[str, int]], list[list[float]]]:
-        """Takes out of the replies what Keepers report of themselves, and of their gists."""
+        """Take out of the replies what Keepers report of themselves, and of their gists."""
         reports, gists = {}, []
         for reply in replies:
             about = None if reply.has_error() else reply.content.pop(KEEPER, None)
@@ -287,7 +289,7 @@ class KeeperStrategy(Strategy):
         round_: int,
         rejections: Rejections,
     ) -> tuple[list[Message], dict[DeviceId, Estimate], tuple[DeviceId, ...]]:
-        """The replies as the inner strategy may merge them, the gradients that count, and who was filtered."""
+        """Return the replies to merge, the gradients that count, and who was filtered."""
         key = str(getattr(self._inner, "weighted_by_key", "num-examples"))
         updates = updates_in(replies, self._layout, key)
         valid: dict[DeviceId, Report] = {}

@@ -1,4 +1,4 @@
-"""Who is in the fleet: nodes that come and go, which device each is, what it declares, and the plan that follows.
+"""Who is in the fleet: nodes and their devices, what they declare, and the plan for them.
 
 A node is known by its key, so that a device is the same after any restart.
 """
@@ -37,7 +37,7 @@ _NAME_LENGTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A device that has been seen: the digest of its node's key, and its profile when it was last planned for."""
+    """A device that has been seen: the digest of its node's key, and its latest profile."""
 
     identity: str
     profile: Profile
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(eq=False)
 class Membership:
-    """All devices ever seen, of which newcomers are asked for profiles; plans anew when others are there (steps 1, 2).
+    """All devices ever seen; newcomers are asked for profiles and planned for (steps 1, 2).
 
     A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and
     only devices in the key-holder's plan take part: while it does not answer, the present plan
@@ -69,14 +69,14 @@ class Membership:
     _nonce: bytes = field(default=b"", init=False)
 
     def nodes(self) -> dict[DeviceId, int]:
-        """The node of every device that is online and planned for: of those that may take part."""
+        """Return the node of every device that may take part: online, and planned for."""
         planned = self._planned()
         return dict(
             sorted((device, node) for node, device in self.online.items() if device in planned)
         )
 
     def watch(self, nodes: Iterable[int]) -> None:
-        """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
+        """Note who is online in the middle of a round; who takes part in it stays as it was."""
         self.present = {self.online[node] for node in nodes if node in self.online}
         self.last_seen |= dict.fromkeys(self.present, time.time())
 
@@ -148,7 +148,7 @@ class Membership:
         self._awaited.discard(asked.node)
 
     def plan(self) -> None:
-        """Has a plan made for the devices online whose profiles are there, if they are not those of the present plan.
+        """Have a plan made for the devices online, if they are not those of the present plan.
 
         Whose profile cannot be used is named, left out, and asked again later.
         """
@@ -197,12 +197,14 @@ class Membership:
             )
 
     def snapshot(self) -> State:
+        """Return the devices ever seen as plain arrays."""
         known = sorted(self.entries.items())
         velocities = np.stack([e.profile.velocity for _, e in known]) if known else np.empty((0, 0))
         entries = to_array([(d, e.identity, e.name, e.profile.capacity) for d, e in known])
         return {"entries": entries, "velocities": velocities}
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned; nobody is online yet."""
         self.online = {}
         entries = from_array(state["entries"], list[tuple[int, str, str, int]])
         self.entries = {
@@ -213,7 +215,7 @@ class Membership:
         }
 
     def _bind(self, number: int, device: DeviceId, profile: Profile, name: str) -> None:
-        """Binds a node to the device number it claims; the profile of a device seen before is kept."""
+        """Binds a node to the device it claims to be; a known device keeps its profile."""
         bound, node = self.online.get(number), self._asked[number][0]
         if bound is not None and bound != device:
             raise RejectedError(

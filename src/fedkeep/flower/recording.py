@@ -1,4 +1,4 @@
-"""The record of a real fleet: the same lines as a simulation's, so that the same page and reports follow it.
+"""The record of a real fleet, in the same lines as a simulation's.
 
 A round's lines are written before the round is committed, and a server that resumes cuts off what
 was not: after a crash the record tells of each round once.
@@ -42,11 +42,13 @@ class FleetRecordOptions:
 
 
 def header_of(spec: FleetSpec) -> lines.Header:
+    """Return the first line of a fleet's record."""
     run = str(spec.deployment["state"].get("run", "default"))
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
     return lines.Header(
-        run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described, config_hash=digest,
+        run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described,
+        config_hash=digest,
         versions=versions(), labels=spec.label_names, devices=0, rounds=spec.train.rounds,
     )  # fmt: skip
 
@@ -66,7 +68,7 @@ class FleetRecorder:
 
     @contextmanager
     def recording(self, server: Server) -> Iterator[None]:
-        """Holds the record open, and ends it with the run; of one that was resumed all that came later is cut off."""
+        """Hold the record open, and end it with the run; a resumed one is cut to its round."""
         self._resumed = server.round > 0 and begins_with_header(self._path)
         with Recorder(self._path) as self._recorder:
             if self._resumed:
@@ -81,7 +83,7 @@ class FleetRecorder:
     def note(
         self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray
     ) -> None:
-        """Writes a round that is about to be committed."""
+        """Write a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
         rejected = self._rejected | {
             rejection.device: rejection.reason for rejection in outcome.rejections
@@ -119,7 +121,7 @@ class FleetRecorder:
         self._recorder.sync()
 
     def note_members(self, round_: int, fleet: Membership) -> None:
-        """Writes who is in the fleet, if that has changed or was not written for a while."""
+        """Write who is in the fleet, if that has changed or was not written for a while."""
         members = []
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
             reported = self._evaluated.get(device, _NEVER_SEEN)
@@ -128,8 +130,9 @@ class FleetRecorder:
                 (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
             )
             member = lines.Member(
-                device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
-                stored=stored, labels=labels, accuracy=None if np.isnan(reported.accuracy) else reported.accuracy,
+                device=device, name=name, online=device in fleet.present,
+                capacity=entry.profile.capacity, stored=stored, labels=labels,
+                accuracy=None if np.isnan(reported.accuracy) else reported.accuracy,
                 refused=self._rejected.get(device),
             )  # fmt: skip
             members.append(member)
@@ -142,7 +145,7 @@ class FleetRecorder:
             self._recorder.write(lines.Members(round=round_, members=seen))
 
     def _since_reported(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
-        """What the devices' stores did since they last reported; what came before a resume is in the record already."""
+        """Return what the devices' stores did since they last reported, or since a resume."""
         since = dict.fromkeys(_COUNTS, 0)
         for device, reported in evaluated.items():
             known = self._evaluated.get(device, reported if self._resumed else _NEVER_SEEN)

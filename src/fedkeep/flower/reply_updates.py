@@ -24,7 +24,8 @@ class ModelLayout:
 
     Examples
     --------
-    >>> record = ArrayRecord({"w": Array(np.ones((2, 2), np.float32)), "b": Array(np.zeros(1, np.float32))})
+    >>> weight, bias = np.ones((2, 2), np.float32), np.zeros(1, np.float32)
+    >>> record = ArrayRecord({"w": Array(weight), "b": Array(bias)})
     >>> layout = ModelLayout(record)
     >>> layout.flatten(record).tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0]

@@ -1,4 +1,4 @@
-"""When a round opens, when it closes, how it ended, and what Prometheus is told of it."""
+"""When a round opens and closes, how it ended, and its metrics for Prometheus."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ class RoundOptions:
     """
 
     participation: float = 0.1
-    """|C_t| / |C|: the share of the devices online whose reports a round waits for, at least one."""
+    """|C_t| / |C|: the share of the devices online that a round waits for, at least one."""
     over_selection: float = 1.3
     """How many times as many devices are asked as reports are waited for."""
     deadline: float = 60.0
@@ -40,7 +40,7 @@ class RoundOptions:
     evaluate_every: int = 0
     """Rounds between evaluations on the devices; 0: none."""
     identity: Literal["key", "claim"] = "key"
-    """Devices are known by their keys; `claim` believes their numbers, for SuperNodes without key files."""
+    """Devices are known by their keys; `claim` trusts their numbers, for nodes without keys."""
     deterministic: bool = False
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
 
@@ -84,7 +84,7 @@ class RoundOutcome:
     seconds: float
     evaluated: Mapping[DeviceId, Evaluated]
     evaluation: Mapping[str, float]
-    """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
+    """Loss and accuracy over all devices that answered, and a robust accuracy."""
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
         """Return the round in Flower's terms; `rejected` and `filtered` name the devices."""
@@ -100,7 +100,7 @@ class RoundOutcome:
 
 
 class Rejections:
-    """What did not count since the last round closed; each is logged, and told, once.
+    """What did not count since the last round closed; each is logged and listed once.
 
     >>> rejections = Rejections()
     >>> with rejections.attributed_to(7):
@@ -148,6 +148,7 @@ class ServerMetrics:
         self._rejected, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
+        """Take in a closed round."""
         summary = outcome.summary
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
         self._rejected.update(rejection.reason for rejection in outcome.rejections)
@@ -170,6 +171,7 @@ class ServerMetrics:
             )
 
     def collect(self) -> Iterator[Any]:
+        """Yield the metrics in Prometheus' terms."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():

@@ -1,4 +1,4 @@
-"""The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
+"""The ServerApp of a fleet: options from Flower's run config, and the app of a `fleet.toml`.
 
 That app is one file, written where it is served: its components are `app` here and in `client_app`,
 for Flower takes them from wherever Python finds them. So a fleet of agents needs no app of its own.
@@ -58,7 +58,7 @@ _ALWAYS_SAID: Table = {
     "policy": {"name": DEFAULT_POLICY},
     "state": {"resume": False},
 }
-"""Devices read the first two, and Flower lets a run change only what its app has, such as the third."""
+"""Devices read the first two; Flower lets a run change only keys its app has, as the third."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class StateOptions:
     """`state`: where the server's memory lies."""
 
     url: str = ""
-    """A file, `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: nothing outlives the server."""
+    """A file, `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: no state is kept."""
     run: str = "default"
     """The name under which a run is saved and resumed."""
     resume: bool = False
@@ -84,7 +84,9 @@ _DEPLOYMENT: dict[str, type[Any]] = {
 
 
 def tables_of(run_config: UserConfig) -> Table:
-    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
+    """Return Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`.
+
+    Dashes become underscores.
 
     Flower knows no lists: one is written as text.
 
@@ -111,16 +113,17 @@ def config_of(tables: Table) -> UserConfig:
 
 
 def fleet_of(run_config: UserConfig) -> FleetSpec:
-    """The specification in a run config, whose other keys are the app's own."""
+    """Return the specification in a run config, whose other keys are the app's own."""
     return parse_fleet(
         {key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS}
     )
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
-    """The strategy of the fleet that the run config specifies.
+    """Return the strategy of the fleet that the run config specifies.
 
-    >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
+    >>> config = {"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"}
+    >>> strategy = open_fleet(config)
     >>> strategy.server.round, len(strategy.server.model), strategy.server.regions
     (0, 310, 10)
     """
@@ -131,7 +134,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
 
 
 def show_log() -> None:
-    """Shows what fedkeep logs; not on the root logger, which would repeat all that Flower's own logger shows."""
+    """Show what fedkeep logs, without the root logger: that repeats all of Flower's."""
     ours = logging.getLogger("fedkeep")
     ours.setLevel(logging.INFO)
     if not ours.handlers:
@@ -152,7 +155,7 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
 def open_strategy(
     server: Server, run_config: UserConfig, header: Header | None = None, **rounds: Any
 ) -> FedkeepStrategy:
-    """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
+    """Return the strategy that the run config's tables describe; a header begins a record.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
@@ -161,8 +164,8 @@ def open_strategy(
     if privacy.encrypted_profiles:
         if not server.limits.enabled:
             raise ConfigError(
-                "privacy.encrypted_profiles needs limits: the key-holder caps rates and capacities; "
-                "remove limits.enabled = false"
+                "privacy.encrypted_profiles needs limits: the key-holder caps rates and "
+                "capacities; remove limits.enabled = false"
             )
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.discard_plan()
@@ -188,7 +191,7 @@ def open_strategy(
 
 
 def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
-    """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
+    """Return the options of how a fleet is run; raise where one is wrong or excludes another."""
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError(
@@ -199,8 +202,9 @@ def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
     silent = privacy.when_spent == "absent" or "model" in privacy.protect
     if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
-            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
-            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
+            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would "
+            "wait for it for ever: set rounds.deterministic=false, or protect the estimator only with "
+            'when-spent="without-estimator"'
         )
     if said["state"].resume and not said["state"].url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
@@ -210,7 +214,7 @@ def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
 def make_app(
     source: Path, directory: Path, changes: Table, defaults: Table
 ) -> tuple[Path, UserConfig]:
-    """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
+    """Return the app that serves a `fleet.toml` or an app's folder, and what its run sets.
 
     The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only
     what the app's tables name: `changes` must be there, `defaults` are set where the table is.
@@ -258,4 +262,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Run the fleet: what Flower calls."""
     play(grid, context.run_config)

@@ -1,4 +1,4 @@
-"""A strategy for Flower over the core's Server: profiles, plan, rounds that close, one transaction each.
+"""A strategy for Flower over the core's Server: profiles, plan, rounds, transactions.
 
 A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers
 what they declare, and plans. `_play`: the server opens the round, `codec` makes Flower's records of
@@ -42,7 +42,7 @@ log = logging.getLogger("fedkeep.flower")
 
 _PAUSE_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
-"""Between two looks at who is there while a round is open: the record tells of a device that died in it."""
+"""Between two looks at who is online while a round is open, for the record."""
 _BYTES_A_DEVICE = 512
 """More than any exchange of a secure sum says about one device, its words apart."""
 
@@ -53,7 +53,7 @@ Answer = TypeVar(
 
 @dataclass(eq=False, repr=False)
 class FedkeepStrategy:
-    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
+    """The server's side of a deployment; `rounds` is an iterator, so nobody copies its loop.
 
     With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt
     their profiles, and it makes the plans.
@@ -61,7 +61,7 @@ class FedkeepStrategy:
     >>> from fedkeep.config.method import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
     >>> strategy = FedkeepStrategy(spec.server())
-    >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
+    >>> strategy.resume(), strategy.server.round  # then: strategy.rounds(grid, 100)
     (False, 0)
     """
 
@@ -83,7 +83,7 @@ class FedkeepStrategy:
             self._parts["sums"] = self.sums
 
     def resume(self) -> bool:
-        """Takes up the run where its state store has it; False if it has nothing."""
+        """Resume the run where its state store has it; return False if it has nothing."""
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
@@ -96,11 +96,11 @@ class FedkeepStrategy:
         return True
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
-        """Plays rounds until `num_rounds` are closed, counting those before a resume."""
+        """Play rounds until `num_rounds` are closed, counting those before a resume."""
         next_look = 0.0
 
         def look() -> None:
-            """Records who is there while the server waits, every few seconds."""
+            """Record who is there while the server waits, every few seconds."""
             nonlocal next_look
             if self.recorder is not None and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
@@ -114,7 +114,7 @@ class FedkeepStrategy:
                 yield self._next(exchange)
 
     def _next(self, exchange: Exchange) -> RoundOutcome:
-        """A round, from seeing who is there to its commit."""
+        """Play a round, from seeing who is there to its commit."""
         began = time.monotonic()
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
@@ -154,7 +154,7 @@ class FedkeepStrategy:
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
+        """Run as Flower's entry point; `server` and `options` say how to train and to wait."""
         if initial_arrays is not None and self.server.round == 0:
             if set(initial_arrays) != {"model"}:
                 raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
@@ -194,7 +194,7 @@ class FedkeepStrategy:
                 self._greet(asked, reply)
 
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
-        """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
+        """Plays a round (steps 7 and 8); without a quorum it changes nothing."""
         round_, options, nodes = self.server.round, self.options, self._membership.nodes()
         chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
         if self.sums is not None:
@@ -247,7 +247,7 @@ class FedkeepStrategy:
     def _answers(
         self, exchange: Exchange, round_: int, kind: str, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[int, Message]]:
-        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there."""
+        """Nodes and their replies to a round's messages of a kind, until `enough` or all came."""
         patience = self.options.patience
         for asked, reply in exchange.collect(
             patience, lambda: enough() or not exchange.waiting(round_, kind)
@@ -258,7 +258,7 @@ class FedkeepStrategy:
                 self._greet(asked, reply)
 
     def _greet(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes in a profile; a report that comes between two rounds waits for the next to open."""
+        """Take in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
             self._membership.register(asked, reply)
         elif asked.kind == TRAIN and self.sums is None:
@@ -272,7 +272,7 @@ class FedkeepStrategy:
                 )
 
     def _take(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes the reply to an order into the open round; what is invalid is rejected and its sender named."""
+        """Take the reply to an order into the open round, or rejects it by name."""
         device = self._membership.online.get(
             asked.node, asked.node
         )  # the node's own number if it has left since
@@ -297,7 +297,7 @@ class FedkeepStrategy:
         chosen: tuple[DeviceId, ...],
         nodes: Mapping[DeviceId, int],
     ) -> tuple[RoundSummary, bool]:
-        """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
+        """Plays a round by a secure sum; with too few devices it changes nothing.
 
         Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a
         round in which a node failed is played again: all of them must be in the sum.
@@ -320,7 +320,7 @@ class FedkeepStrategy:
         chosen: tuple[DeviceId, ...],
         nodes: Mapping[DeviceId, int],
     ) -> RoundSummary:
-        """The four exchanges; raises where too few devices are left, before anything has changed."""
+        """Play the four exchanges; raise before any change if too few devices are left."""
         wanted = self.options.wanted(len(nodes))
         orders = self.server.open_round(chosen)
         opened = sums.open(chosen)
@@ -356,7 +356,7 @@ class FedkeepStrategy:
         expected: type[Answer],
         enough: float = np.inf,
     ) -> dict[DeviceId, Answer]:
-        """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
+        """Return the valid answers of all devices asked, or of the first `enough`."""
         round_, most = (
             self.server.round,
             8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms)),

@@ -55,7 +55,7 @@ class Aggregator(ABC):
     requires_limits: ClassVar[bool] = False
     """Whether it cannot run with `limits.enabled = false`."""
     verifies_gradients: ClassVar[bool] = False
-    """Whether a local gradient counts only beside an update of the same round that agrees with it."""
+    """Whether a local gradient counts only beside an update of its round that agrees with it."""
     gradient_ratio: ClassVar[float] = 10.0
     """Local gradients longer than so many times the median are clipped to that."""
     per_step: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class Aggregator(ABC):
 
     @classmethod
     def works_on_sums(cls) -> bool:
-        """Say whether the class that defines this rule's mean defines the mean of sums beside it."""
+        """Say whether the class that defines this rule also defines it for sums."""
         rule = next(c for c in cls.__mro__ if {"aggregate", "step"} & vars(c).keys())
         return rule not in (Aggregator, UpdateRule) and "apply" in vars(rule)
 
@@ -127,7 +127,7 @@ Rule = TypeVar("Rule", bound=type[Aggregator])
 
 @dataclass_transform(frozen_default=True)
 def aggregation(name: str) -> Callable[[Rule], Rule]:
-    """Register the class below under a name, as a frozen dataclass whose fields are keys of its table.
+    """Register a class under a name, as a frozen dataclass whose fields are keys of its table.
 
     Examples
     --------

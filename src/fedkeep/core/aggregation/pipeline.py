@@ -94,7 +94,7 @@ class UpdatePipeline:
     def clip_gradients(
         self, reports: Mapping[DeviceId, Report], rate: Callable[[DeviceId], float]
     ) -> dict[DeviceId, tuple[Vector, float]]:
-        """Return the local gradients of the reports that bring one, as they count, with their rates."""
+        """Return the reports' local gradients as they count, each with its rate."""
         found = {d: r.local_gradient for d, r in reports.items() if r.local_gradient is not None}
         if not self._limits.enabled:
             return {d: (gradient, rate(d)) for d, gradient in found.items()}

@@ -1,4 +1,4 @@
-"""A device in secure rounds: its finished report is held back and leaves under masks, or not at all.
+"""A device in secure rounds: its report leaves under masks, or not at all.
 
 Keys are signed by the devices' own node keys, so that a server cannot invent members: `members` and
 each node's key come from whoever provisions the fleet (`fedkeep provision`), never from the server.
@@ -30,7 +30,7 @@ _FAR = 10.0
 
 
 class SecureAggregationClient:
-    """Answers the four exchanges of each secure round; one sum at a time, and a new one ends the old.
+    """Answers the four exchanges of each secure round, one sum at a time.
 
     `differences` must be kept durably; a sum under way need not be: a device that forgets it has
     dropped out.
@@ -44,7 +44,7 @@ class SecureAggregationClient:
         self._keys = MemberKeys(options) if options.members else None
 
     def terms(self, payload: bytes) -> protocol.SecureAggregationConfig:
-        """The terms of a sum, if this device may take part on them; to be asked before it trains."""
+        """Return the terms of a sum, if this device may take part on them; before it trains."""
         terms: protocol.SecureAggregationConfig = protocol.decode(
             payload, protocol.SecureAggregationConfig
         )
@@ -78,7 +78,7 @@ class SecureAggregationClient:
     def hold(
         self, report: Report, order: TrainOrder, terms: protocol.SecureAggregationConfig
     ) -> bytes:
-        """Checks the report as a server would, puts it on the grid and keeps it; the answer is keys only."""
+        """Screen the report as a server would, and keep it on its grid; the answer is keys."""
         self._held = None
         lost = not self.differences.knows(terms.counted)
         if lost or not terms.gradient_size:
@@ -95,7 +95,7 @@ class SecureAggregationClient:
         return protocol.encode(protocol.Keys(terms.session, signed, lost))
 
     def answer(self, payload: bytes) -> bytes:
-        """The answer to one of the other exchanges; masks are agreed with enough devices, and with members only."""
+        """Answer one of the other exchanges; masks are agreed with enough members only."""
         request: protocol.Request = protocol.decode(payload, protocol.Request)
         held = self._held
         if held is None or held.session != request.session:
@@ -128,6 +128,7 @@ class SecureAggregationClient:
         return state
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned."""
         self.differences.restore(strip_prefix("differences", state))
         held = state.get("held")
         self._held = None if held is None else from_array(held, protocol.MaskingDevice)
@@ -135,7 +136,7 @@ class SecureAggregationClient:
     def _words(
         self, report: Report, model: Vector, terms: protocol.SecureAggregationConfig, *, lost: bool
     ) -> Words:
-        """The report on its grids, if it is sound; an update somewhat longer than the fleet's limit is cut to it.
+        """Return the report on its grids, if it is valid; clip an update over the limit.
 
         First the update times its weight, the weight, and the local steps times the weight where
         they count; then what the running sum of estimators has to add: zeros if nothing has arrived
@@ -170,7 +171,7 @@ class SecureAggregationClient:
 
 
 class MemberKeys:
-    """A device's node key, and the public keys of all devices that may be in a sum with it, from the options' files."""
+    """A device's node key, and the public keys of all devices that may be in a sum with it."""
 
     def __init__(self, options: PrivacyOptions) -> None:
         try:
@@ -190,19 +191,21 @@ class MemberKeys:
         curved = [member for member in members if isinstance(member, ec.EllipticCurvePublicKey)]
         if len(curved) < len(members):
             raise ConfigError(
-                f"a key in {options.members} is no elliptic-curve key: use those of `fedkeep provision`"
+                f"a key in {options.members} is no elliptic-curve key: "
+                "use those of `fedkeep provision`"
             )
         self._members = {_name(member): member for member in curved}
         self._key, self._own = key, _name(key.public_key())
         if self._own not in self._members:
             raise ConfigError(
-                "privacy.member_key is not among privacy.members: both come from `fedkeep provision`"
+                "privacy.member_key is not among privacy.members: "
+                "both come from `fedkeep provision`"
             )
 
     def sign(
         self, keys: protocol.PublicKeys, session: bytes, device: DeviceId
     ) -> protocol.PublicKeys:
-        """The keys with this member's word that they are its own, for this sum and under this number."""
+        """Return the keys signed as this member's, for this sum and under this number."""
         return replace(
             keys,
             member=self._own,
@@ -212,7 +215,7 @@ class MemberKeys:
     def require_members(
         self, roster: Mapping[DeviceId, protocol.PublicKeys], session: bytes
     ) -> None:
-        """Raises where a key of the roster is not a registered member's, or one member stands in it twice."""
+        """Check that every key of the roster is another registered member's."""
         for device, keys in roster.items():
             try:
                 self._members[keys.member].verify(

@@ -1,4 +1,4 @@
-"""Secure aggregation: the server learns the sum of the devices' integers and nothing of any single one.
+"""Secure aggregation: the server learns the sum of the devices' integers, and no single one.
 
 Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two
 secrets among all, in envelopes the server cannot open; (3) each sends its integers under one mask
@@ -47,7 +47,7 @@ _FLEET = 1 << 16
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a device publishes first: keys to agree on masks and on envelopes, and its own mask's digest."""
+    """What a device publishes first: keys for masks and envelopes, and its mask's digest."""
 
     masking: bytes
     sealing: bytes
@@ -65,7 +65,7 @@ class _Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class SecureAggregationConfig(_Told, frozen=True):
-    """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
+    """The terms of a sum for one device; it answers them with `Keys`."""
 
     device: DeviceId
     """The number under which the others know this device."""
@@ -88,7 +88,7 @@ class SecureAggregationConfig(_Told, frozen=True):
 
     @property
     def update_grid(self) -> FixedPoint:
-        """For one round's updates: as wide as the limits, so that what is sound also fits, and weights of 1 at most."""
+        """Return the grid of a round's updates, as wide as the limits, and of weights up to 1."""
         return FixedPoint(max(self.update_norm, 1.0), self.summands)
 
     @property
@@ -106,7 +106,7 @@ class Keys(_Told, frozen=True):
 
 
 class Declined(_Told, frozen=True):
-    """A device's report is not fit to be masked, and why: in a sum it would spoil all others, and nobody could tell."""
+    """A device's report is not fit to be masked: in a sum it would spoil all others unseen."""
 
     reason: str
     detail: str
@@ -149,7 +149,7 @@ encode = msgspec.msgpack.encode
 
 
 def decode(payload: bytes, expected: Any) -> Any:
-    """The message, if it is of the kind that is expected now; a device that declines is refused by its own word."""
+    """Return the message if it is of the expected kind; raise what a device declined by."""
     try:
         message = msgspec.msgpack.decode(payload, type=expected | Declined)
     except msgspec.DecodeError as error:
@@ -163,13 +163,13 @@ def decode(payload: bytes, expected: Any) -> Any:
 
 
 def require_usable(keys: PublicKeys) -> None:
-    """Refuses keys on which devices can agree on nothing with their owner: every other device would fail at them."""
+    """Reject keys with which nobody can agree on a mask: all other devices would fail."""
     for key in (keys.masking, keys.sealing):
         _agree(_fresh_seed(), key, b"trial")
 
 
 def require_threshold(threshold: int, count: int) -> None:
-    """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
+    """Reject thresholds under which a server could unmask twice, or see one device alone."""
     if not count // 2 < threshold <= count:
         raise RejectedError(
             RejectionReason.THRESHOLD,
@@ -183,7 +183,7 @@ def require_threshold(threshold: int, count: int) -> None:
 
 
 class MaskingDevice(msgspec.Struct):
-    """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides.
+    """A device's part in one sum; it shares, masks and unmasks once: twice would reveal it.
 
     As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the
     samples.
@@ -297,7 +297,7 @@ class MaskingDevice(msgspec.Struct):
 
 @dataclass(eq=False)
 class AggregationSession:
-    """The server's part in one sum: it passes envelopes on, adds up, and takes the masks off the sum."""
+    """The server's part in one sum: passes envelopes on, adds up, unmasks the sum."""
 
     session: bytes
     threshold: int
@@ -389,7 +389,7 @@ class AggregationSession:
 
 
 def _derive(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes for one purpose."""
+    """Return a key of 32 bytes for one purpose."""
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
 
 
@@ -402,7 +402,7 @@ def _public_key(seed: bytes) -> bytes:
 
 
 def _agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
-    """The key that both ends derive, each from its own seed and the other's public key."""
+    """Return the key that both ends derive, each from its own seed and the other's public key."""
     try:
         shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as error:
@@ -411,12 +411,12 @@ def _agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
 
 
 def _mask(key: bytes, size: int) -> Words:
-    """That many integers that nobody without the key can tell from random ones; never twice for one key."""
+    """Return that many integers, random to all without the key; never twice for one key."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size * WORD.itemsize)), dtype=WORD)
 
 
 def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, size: int) -> Words:
-    """The mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
+    """Return the mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
     shared = _mask(key, size)
     return shared if device < peer else np.zeros_like(shared) - shared

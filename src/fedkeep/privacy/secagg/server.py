@@ -21,7 +21,7 @@ from fedkeep.privacy.secagg.protocol import (
 from fedkeep.protocol.wire import from_array, to_array
 
 _HEADROOM = 16.0
-"""How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
+"""How many times the fastest rate of today a rate may reach before it is capped."""
 _REBASE_ROUNDS = 500
 """After so many the running sum begins anew, so that nothing counts in it for ever."""
 _DEPARTED = 0.1
@@ -29,7 +29,7 @@ _DEPARTED = 0.1
 
 
 class SecureAggregationServer:
-    """Opens and closes sums, and remembers what the running sum of estimators counts of whom (Eq. 8).
+    """Opens and closes sums, and keeps what the running sum of gradients counts (Eq. 8).
 
     In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can
     look into: re-basing begins a new one, into which every device sends all it has when it next
@@ -49,7 +49,7 @@ class SecureAggregationServer:
         for key in ("update_norm", "gradient_norm"):
             if not getattr(server.limits, key) < WIDEST:
                 raise ConfigError(
-                    f"privacy.secure_sum needs a finite limits.{key}: below {WIDEST:g}, as grids are"
+                    f"privacy.secure_sum needs a finite limits.{key}: below {WIDEST:g}"
                 )
         self._server, self._options = server, options
         estimator = server.estimator
@@ -63,14 +63,14 @@ class SecureAggregationServer:
         server.expect_sums()
 
     def rebase(self) -> None:
-        """Begins the running sum anew; g_hat stays as it is until the next round closes."""
+        """Begin the running sum anew; g_hat stays as it is until the next round closes."""
         self._running: Words = np.zeros(self._gradient_size + 1, WORD)
         self._unit = 0.0
         self._based = self._server.round
         self._counted: dict[DeviceId, tuple[bytes, float]] = {}
 
     def open(self, participants: Sequence[DeviceId]) -> AggregationSession:
-        """A new sum over these devices, with the terms for each; its session is never used again."""
+        """Open a new sum over these devices; its session is never used again."""
         server, count = self._server, len(participants)
         session = secrets.token_bytes(SESSION_BYTES)
         heaviest = {device: server.max_weight(device) for device in participants}
@@ -112,7 +112,7 @@ class SecureAggregationServer:
     def close(
         self, opened: AggregationSession, survivors: Collection[DeviceId], lost: bool, total: Words
     ) -> RoundSummary:
-        """Moves the server on by the sum over the survivors, or raises and leaves everything as it was.
+        """Close a round by the sum over the survivors, or raise and leave everything as it was.
 
         Re-basing takes effect with the next round, so that what devices are told is what was
         committed.
@@ -140,9 +140,11 @@ class SecureAggregationServer:
         return summary
 
     def snapshot(self) -> State:
+        """Return the running sum and whom it counts, as plain arrays."""
         return {"total": self._running, "about": to_array((self._counted, self._unit, self._based))}
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned."""
         self._running = state["total"].copy()
         kind = tuple[dict[DeviceId, tuple[bytes, float]], float, int]
         self._counted, self._unit, self._based = from_array(state["about"], kind)

@@ -1,4 +1,4 @@
-"""Stage 2: no update is longer, and no weight or local gradient larger, than is usual in the fleet."""
+"""Stage 2: updates, weights and local gradients are clipped to what is usual in the fleet."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -78,7 +78,7 @@ class GradientClip:
         """The length of each device's latest gradient."""
 
     def clip(self, gradients: Mapping[DeviceId, Vector]) -> dict[DeviceId, Vector]:
-        """Return the gradients, each at most as long as the fleet's allow; take in their lengths."""
+        """Return the gradients, clipped by the fleet's lengths; take in their own."""
         self.norms |= {
             device: float(np.linalg.norm(gradient.astype(np.float64)))
             for device, gradient in gradients.items()

@@ -16,7 +16,7 @@ from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 AGREEMENT_DECAY = 0.8
 """What is left of a device's agreement after one more report."""
 CONFLICT_DEVIATIONS, _FILTER_DEVIATIONS = 2.5, 3.5
-"""Deviations below the fleet's median agreement at which an update conflicts, and is filtered out."""
+"""Deviations below the median agreement at which an update conflicts, and is filtered."""
 _LEAST_DEVIATION = 0.05
 _FILTER_COSINE = -0.1
 """Nobody is filtered out whose mean cosine with the reference is above this."""

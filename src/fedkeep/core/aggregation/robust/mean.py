@@ -104,6 +104,6 @@ class RobustMean(Aggregator):
 def _length_preserving_scale(
     weights: FloatArray, updates: FloatArray, lengths: FloatArray
 ) -> float:
-    """The factor that gives the updates, together, these lengths again."""
+    """Return the factor that gives the updates, together, these lengths again."""
     left = float(weights @ np.linalg.norm(updates, axis=1))
     return float(weights @ lengths) / left if left > 0 else 1.0

@@ -1,4 +1,4 @@
-"""What the fleet's updates have been like: the memory of the robust stages, durable with the server.
+"""The memory of the robust stages: what the fleet's updates have been like.
 
 Medians and upper quartiles are what a minority of Byzantine devices cannot move. The statistics
 begin empty: until `MIN_OBSERVATIONS` lengths are known, `Limits.update_norm` alone bounds an
@@ -34,7 +34,7 @@ class Agreement(NamedTuple):
 
 
 class UpdateStatistics:
-    """Recent lengths and weights of updates, their direction, and how far each device agrees with it."""
+    """Recent lengths and weights of updates, their direction, and devices' agreement with it."""
 
     def __init__(self) -> None:
         self._lengths: list[float] = []
@@ -54,7 +54,7 @@ class UpdateStatistics:
         return float(np.median(with_recent(self._lengths, lengths) or [0.0]))
 
     def max_length(self, lengths: Sequence[float], ratio: float) -> float:
-        """Return `ratio` times the usual length at its longest, beyond which an update is an outlier.
+        """Return `ratio` times the usual length at its longest: longer updates are outliers.
 
         The updates of a fleet get shorter as it learns, but not those of a device with news, and
         those are needed most.
