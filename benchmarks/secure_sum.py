@@ -144,7 +144,8 @@ def main() -> None:
     for r in runs:
         print(
             f"{r['devices']:7} {r['words']:6} {r['dropped']:8}"
-            f" {r['device_s']:12.3f} {r['device_kB']:7.1f} {r['clear_kB']:16.1f} {r['server_s']:10.2f}"
+            f" {r['device_s']:12.3f} {r['device_kB']:7.1f}"
+            f" {r['clear_kB']:16.1f} {r['server_s']:10.2f}"
         )
     compared = [
         compare(*size, rounds=2 if options.quick else 5)

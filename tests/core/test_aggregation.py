@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.attack_models import (
-    Scene,
+    AttackContext,
     alie,
     any_direction,
     as_long_as_honest,
@@ -195,7 +195,7 @@ def test_a_custom_rule_does_not_inherit_the_sums_of_another() -> None:
 SIZE, HONEST, BYZANTINE = 40, 9, 2
 MODEL: Vector = np.zeros(SIZE, dtype=np.float32)
 WAY = np.ones(SIZE) / np.sqrt(SIZE)
-Attack = Callable[[Scene], Mapping[DeviceId, Report]]
+Attack = Callable[[AttackContext], Mapping[DeviceId, Report]]
 ATTACKS: dict[str, Attack] = {
     "sign flipped": scaled(-1.0),
     "sign flipped, x10": scaled(-10.0),
@@ -229,7 +229,9 @@ def late_steps(rule: Aggregator, attack: Attack | None, rounds: int = 20) -> Flo
         reports = honest_reports(round_)
         honest = {d: r for d, r in reports.items() if d < HONEST}
         own = {d: r for d, r in reports.items() if d >= HONEST}
-        sent = honest if attack is None else attack(Scene(round_, rounds, MODEL, honest, own))
+        sent = (
+            honest if attack is None else attack(AttackContext(round_, rounds, MODEL, honest, own))
+        )
         merged = rule.merge(MODEL, dict(sorted({**honest, **sent}.items())), statistics)
         steps.append(merged.model.astype(np.float64))
     return np.asarray(np.mean(steps[rounds // 2 :], axis=0))

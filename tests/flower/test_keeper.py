@@ -186,8 +186,12 @@ def test_unsound_samples_are_counted_and_none_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("y", "said"),
-    [([0.5, 1.25], "regression"), ([[0, 1], [1, 0]], "one class number a sample"), ([0], "one class number a sample"),
-     (["a", "b"], "class numbers")],
+    [
+        ([0.5, 1.25], "regression"),
+        ([[0, 1], [1, 0]], "one class number a sample"),
+        ([0], "one class number a sample"),
+        (["a", "b"], "class numbers"),
+    ],
 )  # fmt: skip
 def test_what_are_no_classes_is_refused_in_a_sentence(y: object, said: str) -> None:
     with opened() as keeper, pytest.raises(ConfigError, match=said):

@@ -190,7 +190,7 @@ class ClaimAudit:
 
 
 def _shares_of_arrivals(known: Mapping[DeviceId, _Record]) -> dict[DeviceId, float]:
-    """Find the devices that count far fewer arrivals than declared, and their share of the usual."""
+    """Find who counts far fewer arrivals than declared, with the share of the usual."""
     borne_out = {d: r.arrivals / r.declared for d, r in known.items() if r.declared > 0}
     counted = float(np.median([r.arrivals for r in known.values()]))
     if not borne_out or counted <= _ONE_PER_REPORT:

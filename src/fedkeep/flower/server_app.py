@@ -203,8 +203,8 @@ def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
     if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would "
-            "wait for it for ever: set rounds.deterministic=false, or protect the estimator only with "
-            'when-spent="without-estimator"'
+            "wait for it for ever: set rounds.deterministic=false, or protect the estimator only, "
+            'with when-spent="without-estimator"'
         )
     if said["state"].resume and not said["state"].url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")

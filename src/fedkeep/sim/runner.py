@@ -185,7 +185,7 @@ class Observer:
             self._start_anew()
 
     def opening(self) -> Iterator[lines.Line]:
-        """Return the lines before the first round: the plan, and how good the untrained model is."""
+        """Return the lines before the first round: the plan, and the first evaluation."""
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
         if plan is not None and isinstance(coordinator, LabelLimits):
             clusters = (f"cluster {region}" for region in range(self._clusters))
