@@ -52,7 +52,7 @@ def play(
 
     >>> import tempfile
     >>> from fedkeep.config.experiment import expand
-    >>> table = {"task": {"name": "embedded", "devices": 4}, "train": {"rounds": 2}}
+    >>> table = {"task": {"name": "demo", "devices": 4}, "train": {"rounds": 2}}
     >>> table["policy"] = {"name": "fifo"}
     >>> [cell] = expand(table)
     >>> with tempfile.TemporaryDirectory() as folder:

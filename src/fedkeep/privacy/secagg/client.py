@@ -58,7 +58,7 @@ class SecureAggregationClient:
         if terms.summands < self._options.least_in_sum:
             raise RejectedError(
                 RejectionReason.TOO_FEW_DEVICES,
-                f"{terms.summands} are fewer than privacy.sum_least: nothing was sent",
+                f"{terms.summands} are fewer than privacy.min_cohort: nothing was sent",
             )
         if terms.threshold < max(2, self._options.threshold(terms.summands)):
             asked = f"{terms.threshold} of {terms.summands} devices"
@@ -108,7 +108,7 @@ class SecureAggregationClient:
                 if len(roster) < self._options.least_in_sum:
                     raise RejectedError(
                         RejectionReason.TOO_FEW_DEVICES,
-                        f"{len(roster)} are fewer than privacy.sum_least",
+                        f"{len(roster)} are fewer than privacy.min_cohort",
                     )
                 if self._keys is not None:
                     self._keys.require_members(roster, session)

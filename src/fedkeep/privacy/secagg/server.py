@@ -43,13 +43,13 @@ class SecureAggregationServer:
         refuse_conflicts(options, server.aggregation)
         if not server.limits.enabled:
             raise ConfigError(
-                "privacy.secure_sum needs limits: devices clip by them before they mask; "
+                "privacy.secure_aggregation needs limits: devices clip by them before they mask; "
                 "remove limits.enabled = false"
             )
         for key in ("update_norm", "gradient_norm"):
             if not getattr(server.limits, key) < WIDEST:
                 raise ConfigError(
-                    f"privacy.secure_sum needs a finite limits.{key}: below {WIDEST:g}"
+                    f"privacy.secure_aggregation needs a finite limits.{key}: below {WIDEST:g}"
                 )
         self._server, self._options = server, options
         estimator = server.estimator
@@ -76,7 +76,7 @@ class SecureAggregationServer:
         heaviest = {device: server.max_weight(device) for device in participants}
         if count < self._options.least_in_sum:
             raise RejectedError(
-                RejectionReason.TOO_FEW_DEVICES, f"{count} are asked; privacy.sum_least wants more"
+                RejectionReason.TOO_FEW_DEVICES, f"{count} are asked; privacy.min_cohort wants more"
             )
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RejectedError(
