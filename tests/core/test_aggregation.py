@@ -139,6 +139,10 @@ def test_the_order_of_reports_does_not_matter_and_the_model_stays_finite(
     rule: Aggregator, rows: list[tuple[float, float, float, int]], seed: int
 ) -> None:
     reports = [report(*row) for row in rows]
+    if isinstance(
+        rule, Trimmed
+    ):  # which of equal values goes, with its weight, is left to the order
+        reports = [replace(r, weight=1.0) for r in reports]
     merged = rule.aggregate(START, reports)
     shuffled = [reports[i] for i in np.random.default_rng(seed).permutation(len(reports))]
     assert merged.dtype == np.float32
@@ -182,7 +186,7 @@ def test_a_rule_works_on_sums_as_on_single_reports_or_says_that_it_cannot(rule: 
 def test_a_custom_rule_does_not_inherit_the_sums_of_another() -> None:
     class Halved(FedAvg):
         def aggregate(self, model: Vector, reports: object) -> Vector:
-            return model / 2
+            return np.float32(0.5) * model
 
     assert FedAvg.works_on_sums()
     assert FedNova.works_on_sums()

@@ -13,7 +13,8 @@ from fedkeep.core.types import FloatArray
 class Trimmed(UpdateRule):
     """The weighted mean of each coordinate without its largest and its smallest values.
 
-    Rounded up, so that also among few reports at least one value goes at either end.
+    Rounded up, so that also among few reports at least one value goes at either end. Which of several
+    equal values goes, and with it its weight, is left to their order: a server's is that of the ids.
 
     References
     ----------
@@ -30,9 +31,8 @@ class Trimmed(UpdateRule):
         """Return the trimmed mean of each coordinate."""
         count = len(updates.vectors)
         cut = min(ceil(self.trim * count), (count - 1) // 2)
-        by_weight = np.argsort(updates.weights)  # of equal values the lightest go first
-        vectors, weights = updates.vectors[by_weight], updates.weights[by_weight]
-        order = np.argsort(vectors, axis=0, kind="stable")[cut : count - cut]
-        values, weights = np.take_along_axis(vectors, order, axis=0), weights[order]
+        order = np.argsort(updates.vectors, axis=0)[cut : count - cut]
+        values = np.take_along_axis(updates.vectors, order, axis=0)
+        weights = updates.weights[order]
         mean: FloatArray = (values * weights).sum(axis=0) / weights.sum(axis=0)
         return mean
