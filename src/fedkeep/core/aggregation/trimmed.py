@@ -13,8 +13,9 @@ from fedkeep.core.types import FloatArray
 class Trimmed(UpdateRule):
     """The weighted mean of each coordinate without its largest and its smallest values.
 
-    Rounded up, so that also among few reports at least one value goes at either end. Which of several
-    equal values goes, and with it its weight, is left to their order: a server's is that of the ids.
+    Rounded up, so that also among few reports at least one value goes at either end. Which of
+    several equal values goes, and with it its weight, is left to their order: a server's is that
+    of the devices' ids.
 
     References
     ----------
