@@ -51,6 +51,12 @@ _VALUES: dict[tuple[str, str], dict[str, str]] = {
 }
 """By table and key of the form: today's value, and that of the form."""
 
+_NAMED_BY_OPTION = {"aggregation": "fedavg"}
+"""Tables whose component's name is an option of the form, with its default.
+
+Custom classes, by `module:Class`, stand among the names of the form all the same.
+"""
+
 _DEFAULTS: dict[str, Table] = {
     "storage": {
         "revalue": True,
@@ -89,10 +95,6 @@ _DEFAULTS: dict[str, Table] = {
         "rounds": 100,
         "participation": 0.1,
         "dropout": 0.0,
-    },
-    "aggregation": {
-        "name": "fedavg",
-        "trim": 0.1,
     },
     "limits": {
         "update_norm": 1000.0,
@@ -173,6 +175,9 @@ _DEFAULTS: dict[str, Table] = {
         "labels_per_client": None,
         "quantities": "even",
         "improve_up_to": 1000,
+    },
+    "aggregation.trimmed": {
+        "trim": 0.1,
     },
     "task.audio-mnist": {
         "model": "mlp",
@@ -284,6 +289,12 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
     }
     for key, options in tables.items():
         form[key] = _set_options(key, names.get(key), options)
+    for key, default in _NAMED_BY_OPTION.items():
+        if ":" in names.get(key, default):
+            continue
+        name = names.pop(key, default)
+        if name != default:
+            form.setdefault(key, {})["name"] = name
     return form
 
 

@@ -70,7 +70,7 @@ class Experiment(Method):
         It is the hash of the frozen canonical form (`config.canonical`): an option that is added,
         renamed, or gets another default leaves the hashes of finished runs as they are.
         """
-        keys = ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES)
+        keys = ("task", "policy", "coordinator", "aggregation", *METHOD_TABLES, *_DATA_TABLES)
         return canonical.digest(self, {key: getattr(self, key) for key in keys})
 
 

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any
 
 from fedkeep.config.aliases import current
-from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
+from fedkeep.config.components import REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
@@ -32,28 +32,20 @@ DEVICE_TABLES: dict[str, type[Any]] = {
     "weights": Weighting,
     "estimator": EstimatorOptions,
     "gist": GistOptions,
-    "aggregation": Aggregation,
     "privacy": PrivacyOptions,
 }
-"""The tables of `MethodConfig`, beside that of the policy."""
+"""The tables of `MethodConfig`, beside those of policy and aggregation."""
 _SERVER_TABLES: dict[str, type[Any]] = {"train": TrainOptions, "limits": Limits}
 METHOD_TABLES: dict[str, type[Any]] = {
     key: {**DEVICE_TABLES, **_SERVER_TABLES}[key]
-    for key in (
-        "storage",
-        "weights",
-        "estimator",
-        "gist",
-        "train",
-        "aggregation",
-        "limits",
-        "privacy",
-    )
+    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy")
 }
 """The tables of a method, in the order in which they are written down."""
-_OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+_OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 """Tables whose `name` may be a class of one's own."""
-METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
+METHOD_KEYS = frozenset(
+    {"model", "policy", "coordinator", "aggregation", "seed", "preset", *METHOD_TABLES}
+)
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
 FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
@@ -100,7 +92,7 @@ class MethodConfig:
     weights: Weighting
     estimator: EstimatorOptions
     gist: GistOptions
-    aggregation: Aggregation
+    aggregation: Aggregator
     privacy: PrivacyOptions
     names: dict[str, str]
     """The registered names of the policy, and of whatever else was found by its name."""
@@ -146,11 +138,9 @@ class Method(MethodConfig):
     def described(self) -> Table:
         """Every option with its value, as plain data."""
         table: Table = {"seed": self.seed, "model": dict(self.model)}
-        for key in ("policy", "coordinator"):
+        for key in ("policy", "coordinator", "aggregation"):
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
         table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
-        if "aggregation" in self.names:
-            table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
@@ -321,10 +311,13 @@ def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
     """The fields of `MethodConfig`; `coordinated` None: as the policy needs it."""
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
+    rule, options = named(table, "aggregation", default="fedavg")
+    aggregation = build(find_component(AGGREGATORS, rule), options, "aggregation")
     parts, own = parts_of(DEVICE_TABLES, table)
     if not (policy.coordinated if coordinated is None else coordinated or policy.coordinated):
         parts["weights"] = UNCOORDINATED
-    return {"policy": policy, "names": {"policy": policy_name, **own}, **parts}
+    names = {"policy": policy_name, "aggregation": rule, **own}
+    return {"policy": policy, "aggregation": aggregation, "names": names, **parts}
 
 
 def method_parts(table: Table) -> dict[str, Any]:

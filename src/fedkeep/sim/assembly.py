@@ -127,9 +127,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
         exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
-        server.estimator.update(
-            {d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()}
-        )
+        server.warm_start({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(
