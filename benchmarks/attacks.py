@@ -29,7 +29,7 @@ import numpy as np
 from fedkeep.config.experiment import Experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile

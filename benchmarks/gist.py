@@ -25,7 +25,7 @@ import torch
 from valuation import Task, forward_pass, har_dnn, interleaved  # type: ignore[import-not-found] # beside this script
 
 from fedkeep.core.device import Device
-from fedkeep.core.estimators import GradientAccumulator
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Encoding, GistOptions
 from fedkeep.core.policies.draw import BalancedReservoir
 from fedkeep.core.policies.ode import Ode

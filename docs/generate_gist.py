@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.config.reference import keys_of
-from fedkeep.core.estimators import GradientAccumulator
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
 from fedkeep.core.types import FloatArray, Vector
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GradientAccumulator
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
 from fedkeep.core.making import LinearEstimate, NoiseModel, StoreSummary, averaged, mixed
 from fedkeep.core.policies.draw import BalancedReservoir
@@ -473,7 +473,7 @@ def test_an_empty_store_forgets_the_gist() -> None:
     played(device, 1, rounds=1)
     assert device.gist is not None
     assert device.gist.worth > 0
-    device.store.revalue(np.full(4, -np.inf))
+    device.store.rescore(np.full(4, -np.inf))
     device.participate(TrainOrder(1, MODELS[1], None, LOCAL))
     assert device.gist.worth == 0
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.device import Device, DeviceOptions
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.planning.greedy import Greedy, Uncoordinated
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.policies.draw import BalancedReservoir

@@ -117,8 +117,8 @@ class DurableStore:
                     self._sources, self.readable = sources, False
         return outcome
 
-    def revalue(self, scores: Scores) -> list[int]:
-        return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
+    def rescore(self, scores: Scores) -> list[int]:
+        return self._let_go(self._index.rescore(scores), Verdict.DROPPED)
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""

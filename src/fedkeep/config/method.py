@@ -10,8 +10,8 @@ from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOption
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import GradientExchange, gradient_exchange
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
@@ -78,20 +78,21 @@ class Method:
             table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
+    @property
+    def exchange(self) -> GradientExchange:
+        """What devices and server tell each other of gradients."""
+        source = "stored" if self.estimator.name == "stored" else "arrivals"
+        return gradient_exchange(self.policy, self.gist, source)
+
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
-        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
-            gradient_size=learner.tail(self.gist.last_layers)
-            if self.gist.shared
-            else learner.gradient_size,
+            gradient_size=self.exchange.size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=global_estimator(self.estimator.name, self.estimator.max_age)
-            if told
-            else GivenEstimator(),
+            estimator=self.exchange.estimator(self.estimator.name, self.estimator.max_age),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
@@ -192,15 +193,10 @@ def method_parts(table: Table) -> dict[str, Any]:
     plain, own = parts_of(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
-    gist, privacy = plain["gist"], plain["privacy"]
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        words = "would shorten the direction that the policy values by: set model.last_layers"
-        raise ConfigError(f"gist.last_layers {words}")
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        words = (
-            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
-        )
-        raise ConfigError(f"a shared gist {words}")
+    privacy = plain["privacy"]
+    exchange = gradient_exchange(policy, plain["gist"])
+    if privacy.protects("estimator") and privacy.unit == "sample":
+        exchange.check_sample_privacy()
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
-from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 
 _GIVES_WAY, _RANKED = 0, 1
 """Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
@@ -152,7 +152,7 @@ class MemoryStore:
         scores = np.array([e.score for e in entries], dtype=np.float64)
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
-    def revalue(self, scores: Scores) -> list[int]:
+    def rescore(self, scores: Scores) -> list[int]:
         dropped = []
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
             entry.score = score
@@ -186,6 +186,13 @@ class MemoryStore:
             "scores": np.array([e.score for e in entries], dtype=np.float64),
             "tiers": _ints([e.key[0] for e in entries]),
             "effective": np.array([e.key[1] for e in entries], dtype=np.float64),
+        }
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`; those of samples are as long as the store is full."""
+        return {
+            "quotas": ArraySpec((self.regions,), np.int64),
+            "*": ArraySpec((0,), np.float64, optional=True),
         }
 
     def snapshot(self) -> State:

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
-from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
+from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId
 from fedkeep.flower.exchange import PromptGrid
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER

@@ -9,7 +9,7 @@ from fedkeep.config.experiment import Experiment
 from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import Estimate
+from fedkeep.core.gradients import Estimate
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -135,7 +135,12 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(
-            learner, stream, experiment.gist, experiment.seed, so_far=so_far
+            learner,
+            stream,
+            experiment.exchange,
+            experiment.gist.kappa,
+            experiment.seed,
+            so_far=so_far,
         )
     else:
         direction = server.estimator.direction()
@@ -144,7 +149,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
             """As it is before the first round: with the plan's word on what to keep."""
             made = ground.device(number, direction)
             if server.plan is not None:
-                made.assign(server.plan.assignment(number))
+                made.apply_plan(server.plan.assignment(number))
             return made
 
         fleet = SimulatedFleet(learner, stream, make)

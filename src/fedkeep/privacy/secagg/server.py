@@ -7,7 +7,7 @@ import numpy as np
 
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.gradients import GivenEstimator, IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
