@@ -59,12 +59,12 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 class StoreRules:
     """How a device treats what it has stored, and how slots are divided."""
 
-    revalue: bool = True
+    rescore: bool = True
     """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
-    quotas: Literal["targets", "fixed"] = "targets"
-    """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
+    quotas: Literal["soft", "hard"] = "soft"
+    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the paper."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", least=1)
@@ -133,7 +133,7 @@ class Device:
 
     Examples
     --------
-    >>> from fedkeep.core.policies.draw import BalancedReservoir
+    >>> from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
     >>> from fedkeep.core.types import LocalTraining
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner, policy = DenseLearner((2, 2)), BalancedReservoir()
@@ -179,7 +179,7 @@ class Device:
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
         if store is None:
             none = np.zeros(count, dtype=np.int64)
-            store = MemoryStore(none, after_use, bends=options.quotas == "targets")
+            store = MemoryStore(none, after_use, bends=options.quotas == "soft")
         self.store = store
         self.exchange = gradient_exchange(policy, gist, options.gradient_from)
         self.sender = self.exchange.sender(learner, count, clip)
@@ -210,10 +210,10 @@ class Device:
         count = self.regions.count
         if not options.kept:
             return None
-        if options.matched and count > 1 and self.weighting.client_label != 1:
+        if options.label_matching and count > 1 and self.weighting.client_label != 1:
             raise ConfigError(
-                "gist.matched needs weights by client and label:"
-                " set weights.client_label = 1, or matched = false"
+                "gist.label_matching needs weights by client and label:"
+                " set weights.client_label = 1, or label_matching = false"
             )
         size = self.learner.tail(options.last_layers)
         return Gist(options, size, count, self.seed, unbiased=self.policy.fair)
@@ -262,7 +262,7 @@ class Device:
         """
         first_gradient = self.global_gradient is None and global_gradient is not None
         self.set_model(model, global_gradient)
-        if self.options.revalue or first_gradient:
+        if self.options.rescore or first_gradient:
             self.rescore(self.store.stored(), measurements)
         self.expire()
 

@@ -329,7 +329,7 @@ def gradient_exchange(
     >>> gradient_exchange(Fifo(), GistOptions()), gradient_exchange(Ode(), GistOptions())
     (NoExchange(), LocalGradients(source='arrivals'))
     """
-    if gist.name == "shared":
+    if gist.mode == "shared":
         if gist.last_layers is not None and policy.uses_direction:
             raise ConfigError(
                 "gist.last_layers would shorten the global gradient that the policy scores by:"

@@ -197,7 +197,7 @@ class Participation:
             device.store.mark_used(job.batch.ids)
         device.round = order.round
         device.selection.frequencies.decay()
-        if device.options.revalue or self._first_gradient:
+        if device.options.rescore or self._first_gradient:
             self._rescore()
         device.expire()
         device.selection.divide()

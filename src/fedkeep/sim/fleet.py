@@ -38,7 +38,7 @@ class SimulatedFleet:
 
     >>> from fedkeep.sim.assembly import simulation_context
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}}))
+    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}}))
     >>> fleet = SimulatedFleet(ground.learner, ground.stream, ground.device)
     >>> fleet.catch_up([0], until=20) == len(ground.stream.arrivals(0, 0, 20))
     True

@@ -134,7 +134,7 @@ class Gist:
         if past is None and not arrivals.count:
             return nothing
         store, estimate = self._linear_estimate(stored, arrivals, shares)
-        noise_model = estimate.noise_model.cap_ess(options.memory)
+        noise_model = estimate.noise_model.cap_ess(options.max_ess)
         old_store, new_store = (self._covered(mean) for mean in stored.means)
 
         # Equation (1): m <- alpha m + tau g + sum_i d_i grad_i(w_old).
@@ -151,14 +151,14 @@ class Gist:
         drift_term = None
         if fleet is not None:
             # Beta is a factor here too, or the noise of a small gist would come into every step.
-            drift_weight = options.kappa * beta * noise.rho**_RHO_POWER
+            drift_weight = options.drift_weight * beta * noise.rho**_RHO_POWER
             drift_term = drift_weight * (fleet - gist)
 
         # Equation (6): m <- a(w_new) + beta (m - a(w_old)).
         slope, ratio = (0.0, 0.0)
         if beta > 0:
             slope, ratio = noise.covariance / noise.after, noise.before / noise.after
-        carried = noise_model.propagate(store, beta, slope, ratio).cap_ess(options.memory)
+        carried = noise_model.propagate(store, beta, slope, ratio).cap_ess(options.max_ess)
         correction = Correction(
             variance_term,
             drift_term,
@@ -228,7 +228,7 @@ class Gist:
     ) -> tuple[StoreSummary, LinearEstimate]:
         """Estimate the stream's gradient label by label, or as a whole; with the store it used."""
         past = self._noise_model
-        if self.options.matched:
+        if self.options.label_matching:
             estimate = best_linear_estimate(
                 past, stored, arrivals.counts, shares, unbiased=self._unbiased
             )

@@ -183,7 +183,6 @@ def best_linear_estimate(
     store: StoreSummary,
     counts: FloatArray,
     shares: FloatArray,
-    label_variance: float = _LABEL_VARIANCE,
     *,
     unbiased: bool = True,
 ) -> LinearEstimate:
@@ -203,8 +202,6 @@ def best_linear_estimate(
         The arrivals by region, (Y,).
     shares : FloatArray
         p, the regions' long-run shares of the stream, (Y,).
-    label_variance : float
-        lambda, by how much the mean of a region that is not stored may differ, as a variance.
     unbiased : bool
         Whether what is stored of a label is a random sample of it. If not, stored samples may all
         be off in one direction: then they only supply differences between labels.
@@ -228,7 +225,7 @@ def best_linear_estimate(
     noise = np.array([past.residual_variance, (n - fresh.sum()) / n**2])
 
     # The two normal equations for alpha and tau.
-    supply = 1.0 / (held + 1.0 / label_variance)
+    supply = 1.0 / (held + 1.0 / _LABEL_VARIANCE)
     weighted = supplied_apart * supply
     normal = weighted @ supplied_apart.T
     wanted = weighted @ shares
