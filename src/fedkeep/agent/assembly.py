@@ -61,9 +61,9 @@ log = logging.getLogger(__name__)
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
-_ARRAY_HEAD_BYTES = 96
-"""What the file writes of an array beside its numbers, at most."""
-_POLICY_BYTES = 4096
+_ARRAY_HEAD_BYTES = 48
+"""What the file writes of an array beside its numbers, on average."""
+_POLICY_BYTES = 2048
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""

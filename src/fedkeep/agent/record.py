@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
 _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
-_COUNTER_BYTES = 2048
+_COUNTER_BYTES = 1024
 """More than the counts by name ever take as text."""
 REMEMBERED = 512
 """Ids that were erased last."""

@@ -265,7 +265,7 @@ class LocalGradients(GradientExchange):
     def check_sample_privacy(self) -> None:
         if self.source == "stored":
             raise ConfigError(
-                "mean gradients of stored samples tell of a sample in many rounds:"
+                "mean gradients of stored samples send a sample many times:"
                 " set privacy.unit = 'device'"
             )
 
