@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
+from fedkeep.agent.assembly import AgentConfig, assemble, budget_for, parse_config
 from fedkeep.config.options import learner_of
 from fedkeep.core.device import Device
 from fedkeep.core.participation import Participation
@@ -27,7 +27,7 @@ from fedkeep.core.types import Assignment, Batch, LocalTraining, Report, TrainOr
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.sim.fleet import SimulatedFleet
 
-SHAPE, LABELS, ROUNDS, EACH = (4,), 3, 3, 40
+SHAPE, LABELS, ROUNDS, EACH, SLOTS = (4,), 3, 3, 40, 9
 MODEL = {"name": "softmax", "last_layers": 0}
 LEARNER = learner_of(MODEL, SHAPE, LABELS)
 _HOUR = 3600.0
@@ -58,7 +58,7 @@ def table(folder: Path, method: dict[str, Any]) -> dict[str, Any]:
     return {
         "samples": {"shape": list(SHAPE), "labels": LABELS, "outlier": 0.0},
         "model": MODEL,
-        "store": {"path": str(folder / "a.store"), "budget": 60_000, "log_length": 0},
+        "store": {"path": str(folder / "a.store"), "log_length": 0},
         "agent": {"socket": str(folder / "a.sock"), "nice": 0, "seed": 9},
         **method,
     }
@@ -243,7 +243,9 @@ def test_simulator_agent_and_keeper_do_the_same(
     samples = stream(seed)
     orders = [order(r, plan=plan, gradient_from=gradient_from) for r in range(ROUNDS)]
     with TemporaryDirectory() as folder:
-        config = parse_config(table(Path(folder), method))
+        tables = table(Path(folder), method)
+        tables["store"]["budget"] = budget_for(parse_config(tables), SLOTS)
+        config = parse_config(tables)
         if regions_for(config.policy, LABELS).count == 1 and plan is not None:
             whole = Assignment(np.array([LABELS * plan]), np.ones(1), 1.0)
             orders = [TrainOrder(**{**vars(o), "assignment": whole}) for o in orders]
