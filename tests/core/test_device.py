@@ -189,7 +189,9 @@ def test_a_damaged_state_is_completed_by_what_is_stored() -> None:
     repaired = device.repair(damaged, held.regions.tolist(), 1000)
     assert repaired.lost == ("estimator.pending", "window.counts")
     assert not repaired.state["window.sum"].any(), "a sum without its count means nothing"
-    assert repaired.state["shares.counts"].tolist() == np.bincount(held.regions, minlength=4).tolist()
+    assert (
+        repaired.state["shares.counts"].tolist() == np.bincount(held.regions, minlength=4).tolist()
+    )
     assert repaired.state["counters"].tolist() == [1000, 1]
     device.restore(repaired.state)
     assert device.window.count == 0

@@ -101,7 +101,8 @@ class Agent:
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._alone_from = max(
-            _ALONE_ARRIVALS, 0 if self.device.global_gradient is None else 2 * self.device.window.count
+            _ALONE_ARRIVALS,
+            0 if self.device.global_gradient is None else 2 * self.device.window.count,
         )
         if "counters" in found:
             caught_up = self.store.write_down_since(int(found["counters"][0]))

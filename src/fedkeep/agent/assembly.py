@@ -270,9 +270,7 @@ def _make_device(
     )
 
 
-def _state_spec(
-    config: AgentConfig, learner: Learner, privacy: PrivacyOptions | None
-) -> StateSpec:
+def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions | None) -> StateSpec:
     """Describe all that is committed besides samples and decisions.
 
     It is in every whole commit: with each participation, and at most once a minute between two,

@@ -407,9 +407,7 @@ class Device:
             "assignment.mass_per_slot": ArraySpec((), np.float64, optional=True),
         }
 
-    def repair(
-        self, found: State, held: Sequence[int], next_arrival: int
-    ) -> RepairedState:
+    def repair(self, found: State, held: Sequence[int], next_arrival: int) -> RepairedState:
         """Complete a state that may be damaged, of other options, or behind the store.
 
         Parameters
@@ -434,7 +432,9 @@ class Device:
             fitting = drop_learned(fitting, spec)
             notes.append("the model has another size than before: what was learned begins anew")
         state, lost = complete_parts(self._parts, fitting)
-        rest = {name: array for name, array in fitting.items() if name not in spec_parts(self._parts)}
+        rest = {
+            name: array for name, array in fitting.items() if name not in spec_parts(self._parts)
+        }
         state |= rest
         if "counters" not in state:
             state["counters"] = spec["counters"].fresh()

@@ -92,15 +92,18 @@ class LocalGradientSender(GradientSender):
 
     @property
     def parts(self) -> dict[str, DescribedState]:
+        """Give the stateful parts."""
         if self._clipped is None:
             return {"estimator": self._estimator}
         return {"estimator": self._estimator, "told": self._clipped}
 
     def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
+        """Count arrivals in the clipped sum."""
         if self._clipped is not None:
             self._clipped.add(measurements, regions)
 
     def settle(self, accepted_round: int | None) -> None:
+        """Drop the pending estimate if the server has accepted it."""
         self._estimator.settle(accepted_round)
 
     def prepare(
@@ -110,15 +113,18 @@ class LocalGradientSender(GradientSender):
         batch: Batch,  # noqa: ARG002
         arrivals: GradientAccumulator,
     ) -> None:
+        """Fix what is to be sent."""
         counted = arrivals if self._clipped is None else self._clipped
         self._estimator.freeze(counted, order.round)
         if self._clipped is not None:
             self._clipped.clear()
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
+        """Give the vector to send and the number of samples behind it."""
         return self._estimator.pending
 
     def reset(self) -> None:
+        """Drop what was summed up."""
         self._estimator.drop()
         if self._clipped is not None:
             self._clipped.clear()
@@ -137,14 +143,17 @@ class StoredGradientSender(GradientSender):
         batch: Batch,
         arrivals: GradientAccumulator,  # noqa: ARG002
     ) -> None:
+        """Fix what is to be sent."""
         self._message = (
             (probe.measure(batch).mean_gradient(), len(batch)) if len(batch) else (None, 0)
         )
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
+        """Give the vector to send and the number of samples behind it."""
         return self._message
 
     def reset(self) -> None:
+        """Drop what was summed up."""
         self._message = (None, 0)
 
 
@@ -168,9 +177,11 @@ class GistSender(GradientSender):
         batch: Batch,  # noqa: ARG002
         arrivals: GradientAccumulator,
     ) -> None:
+        """Fix what is to be sent."""
         self._count = arrivals.count if self._clip is None else 1
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:
+        """Give the vector to send and the number of samples behind it."""
         vector = None if gist is None else gist.vector()
         if vector is None:
             return None, 0
@@ -235,9 +246,11 @@ class NoExchange(GradientExchange):
     """Models alone travel, as in federated averaging."""
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
+        """Make the device's half."""
         return GradientSender()
 
     def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:  # noqa: ARG002
+        """Make the server's half."""
         return GivenEstimator()
 
 
@@ -258,11 +271,13 @@ class LocalGradients(GradientExchange):
     source: GradientSource = "arrivals"
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:
+        """Make the device's half."""
         if self.source == "stored":
             return StoredGradientSender()
         return LocalGradientSender(learner.gradient_size, regions, clip)
 
     def check_sample_privacy(self) -> None:
+        """Refuse noise for single samples."""
         if self.source == "stored":
             raise ConfigError(
                 "mean gradients of stored samples send a sample many times:"
@@ -288,15 +303,19 @@ class SharedGist(GradientExchange):
     last_layers: int | None = None
 
     def size(self, learner: Learner) -> int:
+        """Give the length of the vectors."""
         return learner.tail(self.last_layers)
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
+        """Make the device's half."""
         return GistSender(clip)
 
     def fleet_gradient(self, order: TrainOrder) -> Vector | None:
+        """Give the order's vector, towards which local steps turn."""
         return order.direction
 
     def check_sample_privacy(self) -> None:
+        """Refuse noise for single samples."""
         raise ConfigError(
             "a shared gist tells of a sample in many rounds:"
             " set privacy.unit = 'device', or gist.mode = 'local'"

@@ -125,6 +125,7 @@ class FilteringPolicy(SelectionPolicy):
 
     @property
     def sequential(self) -> bool:
+        """Whether samples must be scored one by one."""
         return self.variant == "authors"
 
 

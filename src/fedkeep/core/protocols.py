@@ -54,7 +54,8 @@ class PerSampleGradients(Protocol):
 class GradientProbe(Protocol):
     """A frozen model that measures samples."""
 
-    def measure(self, batch: Batch) -> PerSampleGradients: ...
+    def measure(self, batch: Batch) -> PerSampleGradients:
+        """Measure a batch under the model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +83,11 @@ class Learner(Protocol):
     def tail(self, layers: int | None) -> int:
         """How many parameters the last `layers` valued layers have; None: all that are valued."""
 
-    def initial(self, seed: int) -> Vector: ...
+    def initial(self, seed: int) -> Vector:
+        """Make a first model."""
 
-    def probe(self, model: Vector) -> GradientProbe: ...
+    def probe(self, model: Vector) -> GradientProbe:
+        """Freeze a model to measure under."""
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
         """Weighted local SGD from `model` (Eq. 12); a step whose samples all weigh nothing is none."""
@@ -133,6 +136,7 @@ class Outcome:
 
     @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
+        """Put the outcomes of several batches together."""
         columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
         return Outcome(*map(np.concatenate, columns))
 
@@ -175,7 +179,8 @@ class Store(DescribedState, Protocol):
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offers samples in order; the result does not depend on how a stream is cut into batches."""
 
-    def stored(self) -> Stored: ...
+    def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first."""
 
     def rescore(self, scores: Scores) -> list[int]:
         """New scores for all that is stored, in the order of `stored()`; -inf drops a sample, whose id is returned."""

@@ -28,6 +28,7 @@ class LabelRegions:
     count: int
 
     def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:  # noqa: ARG002 - nothing to measure
+        """Give the region of each sample, (n,)."""
         return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 

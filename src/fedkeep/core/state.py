@@ -78,9 +78,7 @@ def spec_parts(parts: Mapping[str, DescribedState]) -> StateSpec:
     }
 
 
-def complete_parts(
-    parts: Mapping[str, DescribedState], state: State
-) -> tuple[State, list[str]]:
+def complete_parts(parts: Mapping[str, DescribedState], state: State) -> tuple[State, list[str]]:
     """Complete a state of several parts: a part of which an array is missing begins anew.
 
     Returns
@@ -92,9 +90,7 @@ def complete_parts(
     missing: list[str] = []
     for name, part in parts.items():
         spec, own = part.state_spec(), strip_prefix(name, state)
-        needed = {
-            key for key, form in spec.items() if not form.optional and not key.endswith("*")
-        }
+        needed = {key for key, form in spec.items() if not form.optional and not key.endswith("*")}
         if not needed <= own.keys():
             missing += [f"{name}.{key}" for key in needed - own.keys()]
             own = {key: spec[key].fresh() for key in needed}

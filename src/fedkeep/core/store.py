@@ -35,6 +35,7 @@ class AfterUse:
         check_range(self, "discount", least=0)
 
     def tier(self, uses: int) -> int:
+        """Give the tier of a sample used so often."""
         return _GIVES_WAY if self.name == "evict_trained_first" and uses > 0 else _RANKED
 
 
@@ -83,6 +84,7 @@ class MemoryStore:
         return len(self._entries)
 
     def configure(self, quotas: IntArray) -> list[int]:
+        """Set the slots of each region."""
         if len(quotas) != self.regions:
             raise ValueError(f"expected quotas for {self.regions} regions, got {len(quotas)}")
         self._quotas = quotas.tolist()
@@ -99,6 +101,7 @@ class MemoryStore:
         return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer samples in order."""
         n = len(batch)
         outcome = Outcome(
             np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores
@@ -139,6 +142,7 @@ class MemoryStore:
         return outcome
 
     def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first."""
         entries = self._by_arrival()
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
@@ -153,6 +157,7 @@ class MemoryStore:
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
     def rescore(self, scores: Scores) -> list[int]:
+        """Set new scores for all that is stored."""
         dropped = []
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
             entry.score = score
@@ -163,6 +168,7 @@ class MemoryStore:
         return dropped
 
     def mark_used(self, ids: IntArray) -> None:
+        """Count one more participation for these samples."""
         for known in ids.tolist():
             if (entry := self._entries.get(known)) is not None:
                 entry.uses += 1
@@ -171,6 +177,7 @@ class MemoryStore:
                 self._rank(ranked)
 
     def expire(self, before: int) -> None:
+        """Let samples that arrived before `before` make way."""
         for entry in [*self._entries.values()]:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
@@ -196,10 +203,12 @@ class MemoryStore:
         }
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         batch = self.stored().batch
         return {"x": batch.x, "y": batch.y, **self.ranks(), "quotas": _ints(self._quotas)}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._quotas = state["quotas"].tolist()
         self._entries, self._samples = {}, None
         self._ranked = [[] for _ in self._quotas]

@@ -77,6 +77,7 @@ class VelocityMeter:
         }
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {
             "counts": self._counts.copy(),
             "span": np.array([self._first, self._latest]),
@@ -84,6 +85,7 @@ class VelocityMeter:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         if state["counts"].shape != self._counts.shape:
             raise ValueError(
                 f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}"
@@ -109,9 +111,11 @@ class KnownVelocity(VelocityMeter):
         self._velocity = velocity
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        """Count arrivals."""
         pass
 
     def velocity(self) -> FloatArray:
+        """Give the arrivals per unit of time in each region."""
         return self._velocity
 
     def state_spec(self) -> StateSpec:
@@ -119,7 +123,9 @@ class KnownVelocity(VelocityMeter):
         return {"velocity": ArraySpec(self._velocity.shape, np.float64)}
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {"velocity": self._velocity}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._velocity = np.array(state["velocity"], dtype=np.float64)

@@ -31,9 +31,11 @@ class Baseline:
         return after
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return dict(self._kept)
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._kept = dict(state)
 
 
@@ -44,6 +46,7 @@ class ServerMomentum(Baseline):
         self._momentum, self._kept = momentum, {"velocity": np.zeros(())}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
+        """Give the model to go on with."""
         velocity = self._momentum * self._kept["velocity"] + (after.astype(np.float64) - before)
         self._kept["velocity"] = velocity
         return (before + velocity).astype(np.float32)
@@ -69,6 +72,7 @@ class FedVarp(_OfEachDevice):
     """FedVARP (Jhunjhunwala et al., 2022): devices that are away count with the update they last sent."""
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
+        """Give the model to go on with."""
         if not reports:
             return after
         total = sum(report.weight for report in reports.values())
@@ -85,11 +89,13 @@ class Scaffold(_OfEachDevice):
     """SCAFFOLD (Karimireddy et al., 2020), option II: c_i is the mean gradient of a device's last local steps."""
 
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+        """Give what each device adds to the gradient of its local steps."""
         return {
             device: (self._kept["mean"] - self._of(device)).astype(np.float32) for device in devices
         }
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:
+        """Give the model to go on with."""
         mean = self._kept["mean"]
         for device, report in reports.items():
             gradient = (before.astype(np.float64) - report.model) / (report.steps * rate)
@@ -98,6 +104,7 @@ class Scaffold(_OfEachDevice):
 
 
 def baseline_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Baseline:
+    """Make the baseline that the options name."""
     if options.name == "momentum":
         return ServerMomentum()
     if options.name == "fedvarp":

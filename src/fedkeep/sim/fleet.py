@@ -153,6 +153,7 @@ class SimulatedFleet:
             self.device(d).update_model(model, global_gradient, measured.get(d))
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         seen = np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(
             -1, 2
         )
@@ -161,6 +162,7 @@ class SimulatedFleet:
         )
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.devices, self._seen = {}, {}
         parts = take_numbered(state)
         for d, seen in state["seen"].tolist():
@@ -328,9 +330,11 @@ class DeviceMechanisms:
         )
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return put_numbered({device: guard.snapshot() for device, guard in self._guards.items()})
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._guards = {}
         for device, own in take_numbered(state).items():
             self._guard(device, -1).restore(own)

@@ -242,9 +242,7 @@ def best_linear_estimate(
     in_past = alpha * past.sample_coefficients
     counted = np.where(store.fresh, in_window[store.regions], in_past[store.regions])
     weights = each[store.regions] - counted
-    labels = (
-        alpha * past.label_coefficients + tau * counts / n + store.by_region(weights, regions)
-    )
+    labels = alpha * past.label_coefficients + tau * counts / n + store.by_region(weights, regions)
     residual = float(noise @ [alpha**2, tau**2])
     return LinearEstimate(alpha, tau, weights, NoiseModel(labels, each, held, residual))
 

@@ -31,18 +31,22 @@ class GivenEstimator:
         """What devices say makes no difference."""
 
     def direction(self) -> Vector | None:
+        """Give the present g_hat; None until there is one."""
         return self.given
 
     def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - it keeps no rounds
+        """Average the age of the estimates behind g_hat, in rounds."""
         return None
 
     def forget(self, device: DeviceId) -> None:
         """It keeps nothing of a device."""
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {} if self.given is None else {"direction": self.given}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.given = (
             np.array(state["direction"], dtype=np.float32) if "direction" in state else None
         )
@@ -59,6 +63,7 @@ class RoundMeanEstimator(GivenEstimator):
     """
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Take in one round's accepted estimates."""
         total = sum(e.weight for e in estimates.values())
         if total > 0:
             weighted = [
@@ -132,6 +137,7 @@ class IncrementalEstimator:
         return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         devices = sorted(self._slots)
         kept = [self._kept[self._slots[d]] for d in devices]
         return {
@@ -146,6 +152,7 @@ class IncrementalEstimator:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         devices, slots, weights, rounds = (
             state[name].tolist() for name in ("devices", "slots", "weights", "rounds")
         )

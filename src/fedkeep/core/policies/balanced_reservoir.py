@@ -15,4 +15,5 @@ class BalancedReservoir(SelectionPolicy):
     fair = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return view.uniform

@@ -15,6 +15,7 @@ class FedBalancer(FilteringPolicy):
     """
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         losses = view.measurements.losses()
         if self.variant == "authors":
             passes = (

@@ -16,4 +16,5 @@ class FullData(SelectionPolicy):
     """Only what has arrived so far, as a real device with unlimited storage would have; else all it will ever see."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return np.zeros(len(batch))

@@ -52,6 +52,7 @@ class Ode(SelectionPolicy):
         check_range(self, "sharpness", least=0, most=_SHARPEST)
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if view.direction is None:
             return view.uniform
         values = view.measurements.projections(view.direction)

@@ -17,6 +17,7 @@ class Reservoir(SelectionPolicy):
     """Whether the stream counts from the beginning again at each participation, as in the authors' code."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if view.previous is None or self.restart:
             return view.uniform
         return view.previous

@@ -15,6 +15,7 @@ class Sld(FilteringPolicy):
     """
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if self.variant == "authors":
             norms = view.measurements.head_norms()
             passes = (
