@@ -64,7 +64,8 @@ class StoreRules:
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     quotas: Literal["soft", "hard"] = "soft"
-    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the paper."""
+    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the
+    paper."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", least=1)
@@ -449,7 +450,7 @@ class Device:
         return RepairedState(state, tuple(sorted({*lost, *misfits})), tuple(notes))
 
     def _repair_plan(self, state: State) -> list[str]:
-        """Drop a plan that is incomplete or too large, and a division of slots that is not whole."""
+        """Drop a plan that is incomplete or too large, and slots that do not add up."""
         notes = []
         plan = strip_prefix("assignment", state)
         dropped = len(plan) < len(fields(Assignment))

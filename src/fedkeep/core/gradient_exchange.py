@@ -64,7 +64,7 @@ class GradientSender:
             The gradients of all arrivals under the model that the device had.
         """
 
-    def message(self, gist: Gist | None) -> tuple[Vector | None, int]:
+    def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
         """Give the vector to send and the number of samples behind it."""
         return None, 0
 
@@ -231,6 +231,7 @@ class GradientExchange(ABC):
         """Give the vector of an order towards which local steps turn; None if they do not."""
         return None
 
+    @abstractmethod
     def check_sample_privacy(self) -> None:
         """Refuse noise for single samples where a sample is in the vectors of many rounds.
 
@@ -252,6 +253,9 @@ class NoExchange(GradientExchange):
     def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:  # noqa: ARG002
         """Make the server's half."""
         return GivenEstimator()
+
+    def check_sample_privacy(self) -> None:
+        """Refuse nothing: no gradient is sent."""
 
 
 @dataclass(frozen=True)

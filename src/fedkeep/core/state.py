@@ -1,4 +1,4 @@
-"""Snapshots of several parts side by side in one flat dictionary, and what each part says of its arrays."""
+"""Snapshots of several parts in one flat dictionary, and the forms of their arrays."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -23,9 +23,10 @@ _NO_ROOM: _Key = (_RANKED + 1, np.nan, 0)
 class AfterUse:
     """What becomes of samples that were trained on.
 
-    `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within its region by
-    `discount` places for each use; ranks, since scores may be negative. `evict_trained_first` lets any later arrival of the
-    region displace the lowest sample that was trained on, whatever its score.
+    `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within
+    its region by `discount` places for each use; ranks, since scores may be negative.
+    `evict_trained_first` lets any later arrival of the region displace the lowest sample that was
+    trained on, whatever its score.
     """
 
     name: Literal["keep", "discount", "evict_trained_first"] = "keep"
@@ -51,16 +52,18 @@ class _Entry:
 
 
 class MemoryStore:
-    """Implements the `Store` port with a sorted list per region; a hopeless offer costs almost nothing.
+    """A `Store` in memory, with a sorted list per region; a hopeless offer costs almost nothing.
 
-    Where the store `bends`, quotas are targets: a region may use what the others leave free, and when all slots are
-    taken the lowest sample of the region most above its target goes (of equals the region that holds most, then the
-    one with the oldest sample). Otherwise no region ever holds more than its quota, as in the paper.
+    Where the store `bends`, quotas are targets: a region may use what the others leave free, and
+    when all slots are taken the lowest sample of the region most above its target goes (of equals
+    the region that holds most, then the one with the oldest sample). Otherwise no region ever holds
+    more than its quota, as in the paper.
 
     >>> store = MemoryStore(np.array([1, 1]), bends=True)
     >>> def come(number, region, score):
     ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
-    ...     return OfferResult(store.offer(batch, batch.y, np.array([score]), batch.ids).fates[0]).name
+    ...     outcome = store.offer(batch, batch.y, np.array([score]), batch.ids)
+    ...     return OfferResult(outcome.fates[0]).name
     >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
     ['KEPT', 'KEPT', 'REFUSED']
     >>> come(4, 1, 0.1)  # and takes it back
@@ -97,7 +100,7 @@ class MemoryStore:
         return dropped
 
     def would_hold(self, counts: IntArray, quotas: IntArray) -> bool:
-        """Whether so many samples of each region stay under these quotas."""
+        """Tell whether so many samples of each region stay under these quotas."""
         return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
@@ -183,7 +186,7 @@ class MemoryStore:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
     def ranks(self) -> dict[str, AnyArray]:
-        """What decides which sample leaves first, by arrival; without the samples, of which `stored` makes a copy."""
+        """Give what decides which sample leaves first, by arrival, without the samples."""
         entries = self._by_arrival()
         return {
             "ids": _ints([e.id for e in entries]),
@@ -221,7 +224,7 @@ class MemoryStore:
             self._insert(entry)
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
-        """The key that a newcomer of the region must not be below, and what leaves for it; None while there is room."""
+        """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
         held, slots = len(self._ranked[region]), self._quotas[region]
         if self.bends:
             held, slots = len(self._entries), sum(self._quotas)
@@ -234,7 +237,10 @@ class MemoryStore:
         return lowest.key if giver == region else _ROOM, lowest
 
     def _most_above(self, newcomer: int | None = None) -> int:
-        """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
+        """Find the region most above its target; of equals the fullest, then the oldest.
+
+        A newcomer counts as held.
+        """
         held = [len(ranked) for ranked in self._ranked]
         if newcomer is not None:
             held[newcomer] += 1
@@ -251,7 +257,7 @@ class MemoryStore:
         return sorted(self._entries.values(), key=attrgetter("arrival"))
 
     def _rank(self, ranked: list[_Entry]) -> None:
-        """Gives every sample of a region the key that its score, its uses and `after_use` call for."""
+        """Give every sample of a region the key for its score, its uses and `after_use`."""
         ranked.sort(key=attrgetter("score", "arrival"))
         scores = [e.score for e in ranked]
         discount = self.after_use.discount if self.after_use.name == "discount" else 0

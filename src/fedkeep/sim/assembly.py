@@ -39,7 +39,7 @@ class SimulationContext:
     """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
-        """A device as it is before it hears of a plan: with the first model."""
+        """Make a device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = (
             self.experiment,
             self.experiment.profile,
@@ -81,10 +81,11 @@ class Assembly(SimulationContext):
 
 
 def simulation_context(experiment: Experiment, data: Federation | None = None) -> SimulationContext:
-    """What is common to the devices, the data loaded unless given.
+    """Build what is common to the devices, the data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}
+    >>> ground = simulation_context(resolve(demo))
     >>> device = ground.device(0)
     >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
@@ -108,10 +109,11 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given.
+    """Build the parts of the experiment, its data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}
+    >>> parts = assemble(resolve(demo))
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """
@@ -164,7 +166,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
-    """The task's data; the latest is kept, since the methods of a sweep run on the same."""
+    """Load the task's data; the latest is kept, as the methods of a sweep run on the same."""
     # A task itself may hold tables, which cannot be looked up.
     key = (repr(task), seed)
     if key not in _latest:
@@ -177,7 +179,7 @@ _latest: dict[tuple[str, int], Federation] = {}
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
-    """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
+    """Build the task's model, the one the experiment names, or a user-defined learner."""
     overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
@@ -196,10 +198,11 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
 def divide(
     experiment: Experiment, data: Federation, probe: GradientProbe
 ) -> tuple[Regions, IntArray]:
-    """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
+    """Choose the regions: one where nobody divides slots, else by label, or user-defined.
 
-    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With them comes what a
-    device knows from the past of its own stream: training samples per device and region, (C, Y).
+    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With
+    them comes what a device knows from the past of its own stream: training samples per device and
+    region, (C, Y).
     """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return LabelRegions(1), data.train.sizes[:, None]

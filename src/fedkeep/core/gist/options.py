@@ -26,7 +26,8 @@ class GistOptions:
     """The largest effective sample size: the larger, the less noise, and the slower to follow a
     drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64
+    numbers."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 

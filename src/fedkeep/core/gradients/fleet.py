@@ -28,7 +28,7 @@ class GivenEstimator:
     given: Vector | None = None
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """What devices say makes no difference."""
+        """Ignore what devices send."""
 
     def direction(self) -> Vector | None:
         """Give the present g_hat; None until there is one."""
@@ -39,7 +39,7 @@ class GivenEstimator:
         return None
 
     def forget(self, device: DeviceId) -> None:
-        """It keeps nothing of a device."""
+        """Forget nothing, as nothing is kept of a device."""
 
     def snapshot(self) -> State:
         """Take the state as plain arrays."""
@@ -75,17 +75,18 @@ class RoundMeanEstimator(GivenEstimator):
 class IncrementalEstimator:
     """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
 
-    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in blocks, blocks
-    in larger blocks, and only those that changed are summed again, in float64. So nothing stays behind for ever,
-    neither rounding nor a value that should not have counted. The sum is divided by the weight it covers, which
-    makes it a mean from the first round on; once every device has reported, that is the paper's estimate.
+    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in
+    blocks, blocks in larger blocks, and only those that changed are summed again, in float64. So
+    nothing stays behind for ever, neither rounding nor a value that should not have counted. The
+    sum is divided by the weight it covers, which makes it a mean from the first round on; once
+    every device has reported, that is the paper's estimate.
 
     >>> estimator = IncrementalEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=3.0, round=1)})
     >>> estimator.direction().tolist()  # (1 * 4 + 3 * 0) / 4
     [1.0]
-    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})  # the newest counts
+    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})
     >>> estimator.direction().tolist(), estimator.staleness(2)
     ([2.0], 0.5)
     """
@@ -102,7 +103,7 @@ class IncrementalEstimator:
         self._round = -1
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """Takes in one round's accepted estimates."""
+        """Take in one round's accepted estimates."""
         for device, estimate in sorted(estimates.items()):
             if device not in self._slots:
                 self._slots[device] = self._free.pop() if self._free else len(self._slots)
@@ -115,14 +116,14 @@ class IncrementalEstimator:
                 self.forget(device)
 
     def forget(self, device: DeviceId) -> None:
-        """A device has left the fleet: nothing of it may count any more."""
+        """Drop what a device that has left the fleet sent."""
         if (slot := self._slots.pop(device, None)) is not None:
             del self._kept[slot]
             self._free.append(slot)
             self._changed(slot)
 
     def direction(self) -> Vector | None:
-        """The present g_hat; None until there is one."""
+        """Give the present g_hat; None until there is one."""
         if self._direction is None and self._kept:
             slots = len(self._kept) + len(self._free)
             height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
@@ -131,7 +132,7 @@ class IncrementalEstimator:
         return self._direction
 
     def staleness(self, round_: int) -> float | None:
-        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
+        """Average the age of the estimates behind g_hat, in rounds; None where there are none."""
         if not self._kept:
             return None
         return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
@@ -170,7 +171,7 @@ class IncrementalEstimator:
             self._sums.pop((height, slot // _FAN ** (height + 1)), None)
 
     def _sum(self, height: int, block: int) -> tuple[FloatArray, float] | None:
-        """The weighted sum of a block's estimates, or of its smaller blocks, and its weight; None if it is empty."""
+        """Add up a block's estimates or smaller blocks, and their weights; None if it is empty."""
         if (height, block) in self._sums:
             return self._sums[height, block]
         found = None
@@ -192,5 +193,5 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
-    """The server's estimator of that name: Eq. 8 if it is `incremental`, else the mean over the participants."""
+    """Make the estimator of that name: Eq. 8 if `incremental`, else the mean of the round."""
     return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()
