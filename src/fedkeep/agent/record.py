@@ -338,9 +338,9 @@ class DecisionLog:
             score, floor = (None if np.isnan(value) else value for value in scores)
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
-            reasons.append(
-                Reason(known, name, label, score, floor, gone, model, policy.decode(), wall)
-            )
+            # Rows hold the first 16 bytes of a policy's name.
+            by = self.policy if policy == self._policy else policy.decode()
+            reasons.append(Reason(known, name, label, score, floor, gone, model, by, wall))
         return reasons
 
     def forget(self, ids: IntArray) -> None:
