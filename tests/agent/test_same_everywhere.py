@@ -196,7 +196,7 @@ PRESETS: list[dict[str, Any]] = [
     for name in ("balanced-reservoir", "ode", "fifo", "reservoir", "fedbalancer", "sld")
 ]
 STORES: list[dict[str, Any]] = [
-    {"policy": {"name": name}, "device": device, "after_use": after_use, "gist": gist}
+    {"policy": {"name": name}, "storage": {**storage, **after_use}, "gist": gist}
     for name, gist in (
         ("ode", {"mode": "none"}),
         ("balanced-reservoir", {"mode": "shared"}),
@@ -204,16 +204,16 @@ STORES: list[dict[str, Any]] = [
         ("fifo", {"mode": "local", "label_matching": False}),
         ("high-loss", {"mode": "none"}),
     )
-    for device in (
+    for storage in (
         {"rescore": True},
         {"rescore": False},
         {"max_age": 15},
         {"quotas": "hard", "rescore": False},
     )
     for after_use in (
-        {"name": "keep"},
-        {"name": "discount", "discount": 2},
-        {"name": "evict_trained_first"},
+        {"after_use": "keep"},
+        {"after_use": "discount", "discount": 2},
+        {"after_use": "evict_trained_first"},
     )
 ]
 
