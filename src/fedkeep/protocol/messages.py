@@ -37,7 +37,7 @@ class Participate(msgspec.Struct, frozen=True, tag=True):
 
     order: TrainOrder
     terms: bytes | None = None
-    """Configuration of a secure aggregation: the report is kept for masking, keys are the answer."""
+    """Configuration of a secure aggregation: the report is kept for masking, keys are answered."""
 
 
 class AskSum(msgspec.Struct, frozen=True, tag=True):
