@@ -75,7 +75,7 @@ class ReleasePipeline:
             commit()
 
         self._guard = DPMechanism(options, self._ledger, charged, normal or system_normal)
-        if options.secure_sum:
+        if options.secure_aggregation:
             from fedkeep.privacy.secagg.client import SecureAggregationClient
 
             self._member = SecureAggregationClient(options, gradient_size)
@@ -89,7 +89,7 @@ class ReleasePipeline:
         if self._member is not None:
             raise RejectedError(
                 "in the clear",
-                "privacy.secure_sum is set here: this device answers secure orders only",
+                "privacy.secure_aggregation is set here: this device answers secure orders only",
             )
 
     def terms(self, payload: bytes) -> "SecureAggregationConfig":
@@ -151,7 +151,7 @@ class ReleasePipeline:
     def vitals(self, vitals: DeviceStats) -> DeviceStats | None:
         """Return the store's statistics; None where reports are masked or profiles protected."""
         options = self._options
-        if options.secure_sum or options.encrypted_profiles or options.protects("profile"):
+        if options.secure_aggregation or options.encrypted_profiles or options.protects("profile"):
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
@@ -188,6 +188,6 @@ class ReleasePipeline:
         if self._member is None:
             raise RejectedError(
                 "not-secure",
-                "this device masks nothing: set privacy.secure_sum on both sides, or on none",
+                "this device masks nothing: set privacy.secure_aggregation on both sides, or on none",
             )
         return self._member
