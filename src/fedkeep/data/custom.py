@@ -77,6 +77,9 @@ class Custom:
     (('pump-1', 'pump-2'), ('ok', 'worn'))
     """
 
+    learning_rate: ClassVar[float] = 0.05
+    """Where `train.learning_rate` is not set."""
+
     path: str | None = None
     """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""
     source: str | None = None
@@ -148,16 +151,7 @@ class Custom:
         )
 
     def _features(self, table: SampleTable) -> AnyArray:
-        if len(table.x) == 0:
-            raise DataError(f"{table.origin} holds no sample")
-        if table.x.dtype.kind not in "fiub":
-            raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
-        x = np.ascontiguousarray(table.x, dtype=np.float32)
-        bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-        table.reject(
-            bad,
-            f"a feature is missing, NaN or infinite ({bad.sum()} such samples); fill in or drop them",
-        )
+        x = checked_features(table)
         shape, have = self.shape or x.shape[1:] or (1,), int(np.prod(x.shape[1:]))
         if int(np.prod(shape)) != have:
             raise DataError(
@@ -187,6 +181,42 @@ class Custom:
         )
         tested = np.isin(flags, ("1", "true", "1.0"))[members.indices]
         return members.where(~tested), members.where(tested), names
+
+
+def checked_features(table: SampleTable) -> AnyArray:
+    """Return the features in float32.
+
+    Raises
+    ------
+    DataError
+        If there is no sample, or a feature is no finite number.
+    """
+    if len(table.x) == 0:
+        raise DataError(f"{table.origin} holds no sample")
+    if table.x.dtype.kind not in "fiub":
+        raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
+    x = np.ascontiguousarray(table.x, dtype=np.float32)
+    bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+    reason = f"a feature is missing, NaN or infinite ({bad.sum()} such samples)"
+    table.reject(bad, f"{reason}; fill in or drop them")
+    return x
+
+
+def arrays_of(table: SampleTable) -> dict[str, AnyArray]:
+    """Return checked samples as plain arrays that `np.savez` stores and `Custom` reads.
+
+    Labels and devices are text, exactly as given; times are numbers or dates.
+    """
+    arrays = {"x": checked_features(table), "y": exact_names("label", table.labels, table)}
+    _reject_regression(tuple(np.unique(arrays["y"]).tolist()), table)
+    if table.devices is not None:
+        arrays["device"] = exact_names("device", table.devices, table)
+    if table.test is not None:
+        arrays[_TEST] = np.asarray(table.test)
+    moments = _moments(table)
+    if moments is not None:
+        arrays["time"] = moments
+    return arrays
 
 
 def standardised(x: AnyArray, known: IntArray, axes: int | tuple[int, ...]) -> AnyArray:
@@ -533,6 +563,11 @@ def _prepared(dataset: str, checksum: str, source: str) -> RemoteFile:
 
 @dataclass(frozen=True)
 class PreparedSet:
+    """A public data set that is prepared as one npz file."""
+
+    learning_rate: ClassVar[float] = 0.05
+    """Where `train.learning_rate` is not set."""
+
     model: str = "mlp"
     """A model by its name, or `module:factory`."""
 

@@ -1,5 +1,6 @@
 """Learners by the name of their model: ours, or any torch module by `package.module:factory`."""
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +26,29 @@ TORCH = {
     "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
 }
 """Factories of torch modules by name; they take the number of classes."""
+SESSION: "dict[str, Callable[..., nn.Module]]" = {}
+"""Factories that exist in this process only, by the names that `session_model` gave them."""
+
+
+def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> str:
+    """Register a torch module, or a factory of modules, of this process; return its model name.
+
+    A module serves as a template: every run begins with a copy whose layers are initialised anew.
+    """
+    from torch import nn
+
+    def fresh() -> nn.Module:
+        made = copy.deepcopy(model)
+        assert isinstance(made, nn.Module)
+        for layer in made.modules():
+            reset = getattr(layer, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        return made
+
+    key = f"session:{name}"
+    SESSION[key] = fresh if isinstance(model, nn.Module) else model
+    return key
 
 
 def learner_for(
@@ -83,7 +107,7 @@ def torch_factory(name: str) -> "Callable[..., nn.Module]":
         )
     with optional_import(f"model '{name}'", "torch"):
         importlib.import_module("torch")
-    found: Callable[..., nn.Module] = load_object(TORCH.get(name, name))
+    found: Callable[..., nn.Module] = SESSION.get(name) or load_object(TORCH.get(name, name))
     if not callable(found):
         raise ConfigError(f"model '{name}' is not a function that makes a module")
     return found

@@ -6,14 +6,14 @@ How good each method is, by how much it is ahead of another by Student's t, and 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
 from fedkeep.core.planning.plan import Plan
-from fedkeep.records.lines import Evaluation, GistLine, PlanLine, Round
+from fedkeep.records.lines import Evaluation, GistLine, PlanLine
 from fedkeep.records.runs import Run
 
 LISTED = 50
@@ -75,7 +75,13 @@ class Row:
     differences: tuple[dict[str, Difference] | None, ...]
     """One per base; None where no seed ran with both, or the base is the method itself."""
     gist: dict[str, MeanOverSeeds]
-    """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
+    """beta, rho, effective sample size and correction norm; empty of a method without a gist."""
+    worst_devices: MeanOverSeeds | None = None
+    """Bottom-decile accuracy of the last evaluation; None where it was not recorded."""
+    tail_recall: MeanOverSeeds | None = None
+    """Mean recall of the rarest quarter of the labels."""
+    recalls: dict[str, MeanOverSeeds] = field(default_factory=dict)
+    """Recall of each label."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +286,10 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
 def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[str]) -> Row:
     runs = groups[key]
     curves = {seed: run.evaluations for seed, run in runs.items()}
-    measures = {name: estimate(list(map(of, curves.values()))) for name, of in MEASURES.items()}
-    finished = sum(run.end is not None for run in runs.values())
+    ended = {seed: curves[seed] for seed, run in runs.items() if run.end is not None}
+    judged = list((ended or curves).values())
+    measures = {name: estimate(list(map(of, judged))) for name, of in MEASURES.items()}
+    finished = len(ended)
     gists = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
     gist = (
         {name: estimate([getattr(seed, name) for seed in gists]) for name in GIST} if gists else {}
@@ -303,7 +311,30 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         differences.append(
             {name: difference(each) for name, each in found.items()} if paired else None
         )
-    return Row(*key, len(runs), finished, measures, tuple(ratios), tuple(differences), gist)
+    final = [curve[-1] for curve in judged]
+    labels = next(iter(runs.values())).header.labels
+    recalls = {
+        label: _estimate_known([(*e.label_recall, *[None] * len(labels))[place] for e in final])
+        for place, label in enumerate(labels)
+    }
+    return Row(
+        *key,
+        len(runs),
+        finished,
+        measures,
+        tuple(ratios),
+        tuple(differences),
+        gist,
+        _estimate_known([e.worst_tenth for e in final]),
+        _estimate_known([e.rare_recall for e in final]),
+        {label: found for label, found in recalls.items() if found is not None},
+    )
+
+
+def _estimate_known(values: Sequence[float | None]) -> MeanOverSeeds | None:
+    """Return the mean over seeds; None where a seed has no value."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
 
 
 def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
@@ -338,17 +369,84 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]
             )
         else:
             seeds[header.seed] = run
-            reasons: Counter[str] = Counter()
-            for line in run.of(Round):
-                reasons.update(line.refused_reports)
-            reports = sum(line.participations or len(line.participants) for line in run.of(Round))
-            refused = reasons.total() - reasons["weight-cut"]
-            if 2 * refused > reports:  # then its accuracy says little of its method
-                most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
-                told = f"{refused} of {reports} reports were refused, most of them for '{most}'"
-                notes.append(f"{header.run}: {told}")
+            note = _note_on_rejections(run)
+            if note:
+                notes.append(f"{header.run}: {note}")
             if run.end is None:
                 unfinished.append(f"{header.run} (round {evaluations[-1].round})")
+    notes += _unconverged(groups)
     if unfinished:
         notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
     return groups, notes
+
+
+_DIVERGENCE = ("model-not-finite", "large-update")
+"""Reasons for which the reports of a diverging model are rejected."""
+
+
+def has_diverged(run: Run) -> bool:
+    """Return whether a run's model is useless because training diverged.
+
+    Either the last evaluation has no finite loss, or most reports were rejected for what a
+    diverging model sends, so that the global model stayed as it was.
+    """
+    evaluations = run.evaluations
+    if evaluations and evaluations[-1].round > 0 and evaluations[-1].loss is None:
+        return True
+    reasons, reports = _rejections(run)
+    return reports > 0 and 2 * sum(reasons[name] for name in _DIVERGENCE) > reports
+
+
+def _rejections(run: Run) -> tuple[Counter[str], int]:
+    """Return the rejected reports by reason, and the number of all reports."""
+    reasons: Counter[str] = Counter()
+    for line in run.rounds:
+        reasons.update(line.refused_reports)
+    return reasons, sum(line.participations or len(line.participants) for line in run.rounds)
+
+
+def _note_on_rejections(run: Run) -> str:
+    """Return a note on a run whose accuracy says little of its method; empty for others."""
+    reasons, reports = _rejections(run)
+    rejected = reasons.total() - reasons["weight-cut"]
+    most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]), default="")
+    share = f"{rejected} of {reports} reports were rejected, most of them for '{most}'"
+    if has_diverged(run):
+        why = share if rejected else "its loss is not finite"
+        return f"diverged, {why}: lower train.learning_rate"
+    return share if 2 * rejected > reports else ""
+
+
+def still_rising(evaluations: Sequence[Evaluation]) -> float:
+    """Return by how much the accuracy of the last fifth of the evaluations exceeds the fifth before.
+
+    Examples
+    --------
+    >>> curve = [Evaluation(round=n, accuracy=n / 10, loss=1.0) for n in range(1, 11)]
+    >>> round(still_rising(curve), 3)
+    0.2
+    """
+    trained = _trained(evaluations)
+    part = len(trained) // 5
+    if part < 1:
+        return 0.0
+    late = [e.accuracy or 0.0 for e in trained[-part:]]
+    before = [e.accuracy or 0.0 for e in trained[-2 * part : -part]]
+    return math.fsum(late) / part - math.fsum(before) / part
+
+
+def _unconverged(groups: Mapping[_Key, Mapping[int, Run]]) -> Iterator[str]:
+    """Yield a note for the methods of a task whose accuracy still rises at the end."""
+    rising: dict[tuple[str, str], list[str]] = {}
+    for (task, setting, method), runs in groups.items():
+        ended = [run.evaluations for run in runs.values() if run.end is not None]
+        if ended:
+            gain = math.fsum(map(still_rising, ended)) / len(ended)
+            if gain > LEVEL:
+                rising.setdefault((task, setting), []).append(f"{method} (+{100 * gain:.1f})")
+    for (task, setting), methods in rising.items():
+        where = f"{task}, {setting}" if setting else task
+        yield (
+            f"{where}: not converged, the accuracy still rose by more than a point over the last "
+            f"fifth of the run: {', '.join(methods)}; train longer or raise train.learning_rate"
+        )
