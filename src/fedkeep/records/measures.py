@@ -299,9 +299,11 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
         ratios.append(ratio(curves, base, others))
         paired = []
-        for seed in (
-            sorted(curves.keys() & others.keys()) if base != key[2] else ()
-        ):  # as far as both runs of it got
+        theirs = groups.get((*key[:2], base), {})
+        whole = {seed for seed in ended.keys() & others.keys() if theirs[seed].end is not None}
+        # Unfinished seeds count where no other does, as far as both runs got.
+        common = sorted(whole or curves.keys() & others.keys())
+        for seed in common if base != key[2] else ():
             both = (curves[seed], others[seed])
             last = min(curve[-1].round for curve in both)
             paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])

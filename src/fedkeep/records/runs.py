@@ -3,15 +3,18 @@
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 import fedkeep
 from fedkeep.core.errors import DataError
+from fedkeep.files import atomic_write
 from fedkeep.records.lines import (
     End,
     Evaluation,
@@ -254,6 +257,28 @@ def read_runs(directory: Path) -> list[Run]:
     if not runs:
         raise DataError(f"no runs in {directory}: it holds no .jsonl file that `fedkeep run` wrote")
     return runs
+
+
+_PLANNED = ".planned.json"
+
+
+def plan_runs(directory: Path, names: Iterable[str]) -> None:
+    """Note which runs a directory will hold, besides those that were noted before.
+
+    What follows a directory can then show how many runs are still to begin.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    known = sorted(planned_runs(directory) | set(names))
+    with atomic_write(directory / _PLANNED) as file:
+        file.write(msgspec.json.encode(known))
+
+
+def planned_runs(directory: Path) -> set[str]:
+    """Return the names that `plan_runs` noted; none where there is no valid note."""
+    try:
+        return set(msgspec.json.decode((directory / _PLANNED).read_bytes(), type=list[str]))
+    except (OSError, msgspec.DecodeError):
+        return set()
 
 
 class Tail:

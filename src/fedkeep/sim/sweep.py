@@ -22,6 +22,7 @@ from fedkeep.config.experiment import RunSpec
 from fedkeep.core.errors import FedkeepError, optional_import
 from fedkeep.files import atomic_write
 from fedkeep.records import read_run
+from fedkeep.records.runs import plan_runs
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.runner import is_finished, play, record_path
 from fedkeep.tables import Table
@@ -44,6 +45,7 @@ def run_sweep(
 ) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
+    plan_runs(directory, (cell.name for cell in cells))
     if backend == "ray":
         directory.mkdir(parents=True, exist_ok=True)
         play_on_ray(cells, waiting, directory, listen)

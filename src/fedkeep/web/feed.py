@@ -18,7 +18,7 @@ from fedkeep.core.errors import DataError
 from fedkeep.records import Comparison, DeviceLine, Header, Run, compare
 from fedkeep.records.lines import decode
 from fedkeep.records.measures import BASES
-from fedkeep.records.runs import Tail, run_paths, timing_path
+from fedkeep.records.runs import Tail, planned_runs, run_paths, timing_path
 from fedkeep.web.digest import Digest, RunView
 
 MOST_BASES = 12
@@ -39,6 +39,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     views: tuple[RunView, ...]
     comparison: Comparison
     """Each method against every other, up to `MOST_BASES`."""
+    planned: int = 0
+    """Runs that were planned, begun or not; 0 where that is not known."""
     words: tuple[str, ...] = ()
     """The recommendation of `fedkeep advise`, shown first."""
 
@@ -58,6 +60,7 @@ class Feed(ABC):
         self._title, self._version = title, 1
         self._views: dict[str, tuple[int, RunView]] = {}
         self._comparison = Comparison((), (), ())
+        self._planned = 0
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
@@ -73,6 +76,7 @@ class Feed(ABC):
                 keys=tuple(self._views),
                 views=tuple(view for changed, view in self._views.values() if changed > version),
                 comparison=self._comparison,
+                planned=self._planned,
             )
 
     @abstractmethod
@@ -145,8 +149,10 @@ class DirectoryFeed(Feed):
             key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())
         }
         changed = {key for key, run in self._runs.items() if run.refresh()}
-        if changed or gone:
+        planned = len(planned_runs(self._directory))
+        if changed or gone or planned != self._planned:
             self._version += 1
+            self._planned = planned
             known = {
                 key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None
             }
@@ -218,3 +224,4 @@ class RemoteFeed(Feed):
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title
+            self._planned = update.planned
