@@ -25,7 +25,6 @@ from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -518,8 +517,7 @@ def _play(
     shown = _Progress(sum(cell.experiment.train.rounds for cell in waiting), shown=progress)
     at_a_time = jobs or os.cpu_count() or 1
     notes = []
-    with _without_main():
-        run_sweep(elsewhere, folder, jobs=at_a_time, resume=True, listen=shown.listener(elsewhere))
+    run_sweep(elsewhere, folder, jobs=at_a_time, resume=True, listen=shown.listener(elsewhere))
     if here and at_a_time > 1:
         labels = ", ".join(sorted({cell.experiment.label for cell in here}))
         notes.append(
@@ -536,17 +534,6 @@ def _play(
         )
     shown.close()
     return notes
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep worker processes from running the caller's script again: they need nothing of it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 class _Progress:

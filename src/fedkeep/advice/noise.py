@@ -69,7 +69,8 @@ def wrong_labels(x: AnyArray, y: IntArray, rng: np.random.Generator) -> NoiseEst
 
 def _scaled(x: FloatArray) -> FloatArray:
     deviation = x.std(axis=0)
-    return (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    scaled: FloatArray = (x - x.mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    return scaled
 
 
 def _confident_share(p: FloatArray, y: IntArray) -> float:
