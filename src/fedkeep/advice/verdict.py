@@ -52,7 +52,7 @@ def _use(trial: Trial, method: str) -> str:
     if open_:
         return (
             "Use FIFO, the simplest, until more is known: whether it is exceeded by more than a "
-            f"point is open for {' and '.join(open_)}.{reached}"
+            f"point is open for {', '.join(open_)}.{reached}"
         )
     return f"Use FIFO: no method is better by more than a point.{reached}"
 
@@ -62,7 +62,8 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
     for other in trial.panel.candidates:
         if other not in (FIFO, method):
             stands = trial.lead(other, FIFO)
-            yield f"{other} against FIFO: {_standing(stands)}."
+            if stands is not None:
+                yield f"{other} against FIFO: {_standing(stands)}."
 
 
 def _more_storage(trial: Trial, method: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -107,6 +108,7 @@ def coverage(t: float, freedom: int) -> float:
     return (angle + series) * 2 / math.pi if odd else series
 
 
+@cache
 def quantile(level: float, freedom: int) -> float:
     """The t whose two-sided coverage is `level`, found by bisection."""
     low, high = 0.0, 1.0
