@@ -36,7 +36,7 @@ from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.types import AnyArray
 from fedkeep.data.custom import SampleTable, arrays_of, table_of_columns
-from fedkeep.learn.models import session_model
+from fedkeep.learn.models import SESSION, session_model
 from fedkeep.records import Comparison, Run, read_runs
 from fedkeep.records import compare as compare_runs
 from fedkeep.records.figures import accuracy_figure
@@ -257,7 +257,7 @@ def compare(
         "sweep": {"seed": list(range(seeds)) if isinstance(seeds, int) else list(seeds)},
     }
     local = {label for label, found in chosen.items() if found.policy is not None}
-    if task["model"].startswith("session:"):
+    if task["model"] in SESSION:
         local = set(chosen)
     with _registered(chosen):
         cells = expand(experiment)
@@ -367,10 +367,10 @@ def _method(method: MethodLike) -> _Chosen:
         raise ConfigError(
             f"{cls.__name__} has an __init__ of its own: declare its options as dataclass fields"
         )
+    where = _import_path(cls)
     if "__dataclass_fields__" not in vars(cls):
         dataclasses.dataclass(frozen=True)(cls)
     options = {} if isinstance(method, type) else _options(method)
-    where = _import_path(cls)
     if where is not None:
         return _Chosen({"policy": {"name": where, **options}})
     POLICIES.admit(cls.__name__, cls)
@@ -388,7 +388,9 @@ def _options(policy: SelectionPolicy) -> Table:
 
 
 def _import_path(cls: type) -> str | None:
-    """Return `module:Class` if another process can import the class; else None."""
+    """Return `module:Class` if another process can import the policy as it is; else None."""
+    if "__dataclass_fields__" not in vars(cls):
+        return None
     if cls.__module__ == "__main__" or "." in cls.__qualname__:
         return None
     try:
@@ -522,7 +524,7 @@ def _play(
         labels = ", ".join(sorted({cell.experiment.label for cell in here}))
         notes.append(
             f"{labels}: run one after the other, since the policy or model exists in this process "
-            "only; put it into a module to run its seeds in parallel."
+            "only; put it into a module (a policy as a frozen dataclass) to run its seeds in parallel."
         )
     listen = shown.listener(here)
     for place, cell in enumerate(here):

@@ -46,7 +46,7 @@ def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> s
                 reset()
         return made
 
-    key = f"session:{name}"
+    key = f"session-{name}"
     SESSION[key] = fresh if isinstance(model, nn.Module) else model
     return key
 
@@ -100,7 +100,7 @@ def learner_for(
 
 def torch_factory(name: str) -> "Callable[..., nn.Module]":
     """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
-    if ":" not in name and name not in TORCH:
+    if ":" not in name and name not in TORCH and name not in SESSION:
         hint = did_you_mean(name, [*DENSE, *TORCH])
         raise ConfigError(
             f"unknown model '{name}': {hint}; your own is written 'package.module:factory'"
