@@ -243,10 +243,14 @@ _DEFAULTS: dict[str, Table] = {
 class Described(Protocol):
     """What has a canonical form: an experiment's seed, label, model, names and tables."""
 
-    seed: int
-    label: str
-    model: Table
-    names: dict[str, str]
+    @property
+    def seed(self) -> int: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def model(self) -> Table: ...
+    @property
+    def names(self) -> dict[str, str]: ...
 
 
 def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
