@@ -20,10 +20,10 @@ for name in (
     simulator = fedkeep.Simulator(experiment)
     for record in simulator.run():
         if record.evaluation:
-            print(f"{name:10} round {record.round:3}: {record.evaluation.accuracy:.1%}")
+            print(f"{name:18} round {record.round:3}: {record.evaluation.accuracy:.1%}")
     fleet = simulator.parts.fleet
     assert isinstance(fleet, SimulatedFleet)
     labels = np.concatenate([device.store.stored().batch.y for device in fleet.devices.values()])
     print(
-        f"{name:10} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}"
+        f"{name:18} stores, per label: {np.bincount(labels, minlength=simulator.parts.data.labels)}"
     )
