@@ -1,5 +1,7 @@
 """The share of wrong labels, estimated on data whose wrong labels are known."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,9 @@ def rings(rng: np.random.Generator, y: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("make", [clusters, rings])
 @pytest.mark.parametrize("share", [0.0, 0.0375, 0.1, 0.225, 0.375, 0.4])
-def test_the_true_share_lies_in_or_near_the_interval(make: object, share: float) -> None:
+def test_the_true_share_lies_in_or_near_the_interval(
+    make: Callable[[np.random.Generator, np.ndarray], np.ndarray], share: float
+) -> None:
     rng = np.random.default_rng(3)
     y = rng.integers(0, 5, 1500)
     x = make(rng, y)

@@ -310,7 +310,7 @@ def test_devices_and_labels_are_the_text_they_are_written_as() -> None:
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, object])
 def test_identifiers_near_2_to_the_60_keep_their_last_digit(kind: type) -> None:
     ids = [2**60 + n for n in range(6)]
-    device = np.repeat(np.array(ids, dtype=kind), 4)
+    device: Any = np.repeat(np.array(ids, dtype=kind), 4)
     text = write_csv([f"{one},{n % 2},{n},1" for n, one in enumerate(device)])
     names = tuple(map(str, ids))
     assert Custom(path=text).load(seed=0).device_names == names
