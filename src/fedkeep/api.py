@@ -524,7 +524,8 @@ def _play(
         labels = ", ".join(sorted({cell.experiment.label for cell in here}))
         notes.append(
             f"{labels}: run one after the other, since the policy or model exists in this process "
-            "only; put it into a module (a policy as a frozen dataclass) to run its seeds in parallel."
+            "only; put it into a module (a policy as a frozen dataclass) to run its seeds in "
+            "parallel."
         )
     listen = shown.listener(here)
     for place, cell in enumerate(here):

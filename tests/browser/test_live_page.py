@@ -243,7 +243,7 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
         expect(page.get_by_role("combobox", name="Seed", exact=True)).to_have_value(method)
     page.get_by_role("combobox", name="Device", exact=True).select_option("1")
     expect(page.locator("#device table")).to_contain_text("label 9")
-    expect(page.locator("#panels")).to_contain_text("refused: constructor")
+    expect(page.locator("#panels")).to_contain_text("rejected: constructor")
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(

@@ -100,7 +100,9 @@ assert "torch" not in sys.modules
 
 
 def test_importing_fedkeep_loads_nothing_until_a_name_is_used() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -33,7 +33,7 @@ RowName: TypeAlias = Callable[[int], str]
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Samples as the user has them: labels and devices of any kind, nothing checked but the shapes."""
+    """Samples as the user has them: labels and devices of any kind, only shapes are checked."""
 
     origin: str
     x: AnyArray
@@ -220,7 +220,7 @@ def arrays_of(table: SampleTable) -> dict[str, AnyArray]:
 
 
 def standardised(x: AnyArray, known: IntArray, axes: int | tuple[int, ...]) -> AnyArray:
-    """The samples in standard deviations of the known ones, taken over these axes."""
+    """Return the samples in standard deviations of the known ones, taken over these axes."""
     mean, deviation = x[known].mean(axis=axes), x[known].std(axis=axes)
     scaled: AnyArray = (x - mean) / np.where(deviation > 0, deviation, np.float32(1))
     return scaled.astype(np.float32)
@@ -268,9 +268,7 @@ def _names_of_objects(what: str, values: AnyArray, table: SampleTable) -> AnyArr
     names = []
     for value in values.tolist():
         plain = value.item() if isinstance(value, np.generic) else value
-        if isinstance(plain, bool):
-            plain = int(plain)
-        elif isinstance(plain, float) and plain.is_integer() and abs(plain) <= 2**53:
+        if isinstance(plain, bool) or isinstance(plain, float) and plain.is_integer() and abs(plain) <= 2**53:
             plain = int(plain)
         elif plain is None or isinstance(plain, float):
             plain = "" if plain is None or math.isnan(plain) else plain
@@ -382,7 +380,7 @@ def _moments(table: SampleTable) -> AnyArray | None:
 
 
 def read_table(path: Path, device: str, label: str, time: str | None = None) -> SampleTable:
-    """The samples of a file, by its ending, with what it calls devices and labels: .npz, .csv or .parquet."""
+    """Read a .npz, .csv or .parquet file, with its names for devices, labels and times."""
     ending, origin = path.suffix.lower(), str(path)
     if ending not in (".npz", ".csv", ".parquet"):
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
@@ -433,7 +431,7 @@ def table_of_columns(
 
 
 def read_iterator(name: str) -> SampleTable:
-    """The samples that the function `module:function` yields as (device, x, y)."""
+    """Read the samples that the function `module:function` yields as (device, x, y)."""
     if ":" not in name:
         raise ConfigError(f"source must look like 'module:function', got {name!r}")
     function = load_object(name)
@@ -574,6 +572,7 @@ class PreparedSet:
     file: ClassVar[RemoteFile]
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        """Read the prepared file, downloaded where it is missing."""
         path, label = str(obtain(self.file, progress)), getattr(self, "label", "y")
         own = Custom(path=path, label=label, model=self.model, rounds_per_pass=100)
         return replace(own.load(seed), name=self.file.dataset)
@@ -592,7 +591,7 @@ class AudioMnist(PreparedSet):
 
 @dataclass(frozen=True)
 class Westermo(PreparedSet):
-    """Flows of an industrial network in the order of time, 31 source addresses: attacks come in bursts."""
+    """Flows of an industrial network in time order, 31 source addresses; attacks come in runs."""
 
     model: str = "softmax"
     label: Literal["y", "y_timing"] = "y"
@@ -607,7 +606,7 @@ class Westermo(PreparedSet):
 
 @dataclass(frozen=True)
 class UjiIndoor(PreparedSet):
-    """On which floor is the phone? WiFi scans in the order of time of 29 people with a phone, floor after floor."""
+    """The floor of a phone, from WiFi scans in time order of 29 people, floor after floor."""
 
     file = _prepared(
         "uji-indoor",

@@ -89,7 +89,7 @@ class DPMechanism:
         self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._sent: State = {}
-        """The last estimate, `clean` and `noisy`, and the profile `told`: repeating them is free."""
+        """The last estimate, `clean` and `noisy`, and the profile `told`; repeating is free."""
 
     def release(self, report: Report, order: TrainOrder) -> Report:
         """Return what may be sent of a report: with noise, or without a gradient estimate.

@@ -188,6 +188,7 @@ class ReleasePipeline:
         if self._member is None:
             raise RejectedError(
                 "not-secure",
-                "this device masks nothing: set privacy.secure_aggregation on both sides, or on none",
+                "this device masks nothing: set privacy.secure_aggregation on both sides, or on "
+                "none",
             )
         return self._member

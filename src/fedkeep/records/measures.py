@@ -1,6 +1,7 @@
-"""What one run's curve comes to in one number, what such numbers say over seeds, and what a set of runs says.
+"""Measures of one run's curve, their means over seeds, and the comparison of methods.
 
-How good each method is, by how much it is ahead of another by Student's t, and how much sooner it gets there.
+Differences between methods are paired by seed and judged by Student's t; the speedup is the ratio
+of rounds to the accuracy that another method reaches late.
 """
 
 import math
@@ -32,6 +33,8 @@ GIST = ("trust", "likeness", "worth", "reach")
 
 @dataclass(frozen=True)
 class MeanOverSeeds:
+    """A mean of one value per seed."""
+
     mean: float
     half_width: float | None
     """Of its 95 % interval by Student's t; None of a single seed."""
@@ -43,14 +46,17 @@ class Difference(MeanOverSeeds):
     """By how much a method differs from another, paired over the seeds that both ran."""
 
     verdict: str
-    """`better` or `worse` where the interval excludes 0, `equivalent` within a point, or `inconclusive`."""
+    """`better` or `worse` where the interval excludes 0, else `equivalent` or `inconclusive`.
+
+    A difference is equivalent where its interval stays within a point.
+    """
     seeds_to_decide: int | None
-    """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
+    """Seeds that would decide it if they differed as these do; None if decided or too many."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times fewer rounds than the base a method needs to reach the base's late accuracy."""
+    """The speedup: how many times fewer rounds a method needs to the base's late accuracy."""
 
     base: str
     value: float | None
@@ -87,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, by task and setting, the base methods first and ODE beside them, and what was left out."""
+    """All rows by task and setting, the base methods first, and notes on what was left out."""
 
     bases: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -95,7 +101,14 @@ class Comparison:
 
 
 def coverage(t: float, freedom: int) -> float:
-    """P(|T| <= t) for whole degrees of freedom: a finite series in the cosine of atan(t / sqrt(freedom))."""
+    """Return P(|T| <= t) of Student's t for whole degrees of freedom.
+
+    It is a finite series in the cosine of atan(t / sqrt(freedom)).
+
+    References
+    ----------
+    Abramowitz and Stegun, Handbook of mathematical functions, 26.7.3 and 26.7.4.
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(angle)
     odd = freedom % 2
@@ -110,7 +123,7 @@ def coverage(t: float, freedom: int) -> float:
 
 @cache
 def quantile(level: float, freedom: int) -> float:
-    """The t whose two-sided coverage is `level`, found by bisection."""
+    """Return the t whose two-sided coverage is `level`, found by bisection."""
     low, high = 0.0, 1.0
     while coverage(high, freedom) < level:
         high *= 2
@@ -128,13 +141,15 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def estimate(values: Sequence[float]) -> MeanOverSeeds:
-    """The mean of one value a seed, and its interval."""
+    """Return the mean of one value per seed, with its interval."""
     return MeanOverSeeds(math.fsum(values) / len(values), interval(values), len(values))
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """What one difference a seed says.
+    """Return what one difference per seed shows.
 
+    Examples
+    --------
     >>> difference([0.030, 0.021, 0.027]).verdict
     'better'
     >>> found = difference([0.030, -0.021, 0.027])
@@ -160,12 +175,12 @@ def difference(values: Sequence[float]) -> Difference:
 
 
 def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The accuracy of the last evaluation, 0 where it diverged."""
+    """Return the accuracy of the last evaluation, 0 where it diverged."""
     return evaluations[-1].accuracy or 0.0
 
 
 def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
-    """The mean accuracy of the last five evaluations, of 1 or of 100.
+    """Return the mean accuracy of the last five evaluations, of 1 or of 100.
 
     The untrained model's counts only where there is no other.
     """
@@ -174,12 +189,12 @@ def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
 
 
 def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The highest accuracy of any evaluation after training began."""
+    """Return the highest accuracy of any evaluation after training began."""
     return max(e.accuracy or 0.0 for e in _trained(evaluations))
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The mean accuracy over all rounds: the area under the curve, by the rounds it spans."""
+    """Return the mean accuracy over all rounds: the area under the curve by its rounds."""
     pairs = list(pairwise(evaluations))
     rounds = sum(b.round - a.round for a, b in pairs)
     if not rounds:
@@ -204,7 +219,7 @@ def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
 
 
 def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
-    """What the gists of some participations did: the mean of each figure, which stand in the order of `GIST`."""
+    """Return the mean of each figure over participations; figures are in the order of `GIST`."""
     means = dict(zip(GIST, np.mean(figures, axis=0).tolist(), strict=True))
     return GistLine(round=round_, participations=len(figures), **means)
 
@@ -212,7 +227,7 @@ def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
 def plan_line(
     round_: int, plan: Plan, clients_per_label: int | None, regions: Iterable[str] = ()
 ) -> PlanLine:
-    """A plan as it is recorded: of many devices the first only."""
+    """Return a plan as it is recorded: of many devices only the first `LISTED`."""
     return PlanLine(
         round=round_,
         devices=tuple(plan.devices[:LISTED].tolist()),
@@ -224,20 +239,21 @@ def plan_line(
 
 
 def pooled(lines: Sequence[GistLine]) -> GistLine:
-    """One line for several, each counting by its participations, the median for the reach; there is at least one."""
+    """Return one line for several, weighted by participations; the correction norm's median."""
     count = sum(line.participations for line in lines)
     sums = {
         name: math.fsum(getattr(line, name) * line.participations for line in lines)
         for name in GIST
     }
     means = {name: total / max(count, 1) for name, total in sums.items()}
-    # A ratio: where the stored samples' gradient all but vanishes, one line would be all that a mean tells of.
+    # A ratio with a heavy tail: where the stored samples' gradient almost vanishes, a single line
+    # would dominate a mean.
     means["reach"] = statistics.median(line.reach for line in lines)
     return GistLine(round=lines[-1].round, participations=count, **means)
 
 
 def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
-    """The first round after the start whose evaluation reaches `target`; None if none does."""
+    """Return the first round after the start that reaches `target`; None if none does."""
     reached = (
         e.round
         for e in evaluations
@@ -252,19 +268,31 @@ _Curves = Mapping[int, Sequence[Evaluation]]
 
 
 def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
-    """Every method on every task against the base methods, seed by seed.
+    """Compare every method on every task with the base methods, seed by seed.
 
-    FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
-    the base with that same seed, since data and partition change with it.
+    The target of a speedup is, for each seed, the late accuracy of the base with that seed, since
+    data and partition change with it.
 
+    Parameters
+    ----------
+    runs : iterable of Run
+        Runs of any tasks, settings, methods and seeds.
+    bases : sequence of str
+        Methods to compare the others with; by default the first of `BASES` that ran.
+
+    Examples
+    --------
     >>> from pathlib import Path
     >>> from fedkeep.records.lines import Header
     >>> from fedkeep.records.tables import sentences
+    >>> plain = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b")}
     >>> def run(method, seed, accuracy):
-    ...     said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
-    ...     header = Header(run=f"{method}-{seed}", method=method, task="toy", seed=seed, **said)
-    ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
-    >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
+    ...     name = f"{method}-{seed}"
+    ...     header = Header(run=name, method=method, task="toy", seed=seed, devices=1, **plain)
+    ...     last = Evaluation(round=10, accuracy=accuracy, loss=0.1)
+    ...     return Run(Path(name), header, (header, last))
+    >>> reached = {"fifo": (0.70, 0.72), "ode": (0.75, 0.78)}
+    >>> runs = [run(m, seed, a) for m, values in reached.items() for seed, a in enumerate(values)]
     >>> print(*sentences(compare(runs)))
     ode against fifo is inconclusive on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
@@ -342,7 +370,7 @@ def _estimate_known(values: Sequence[float | None]) -> MeanOverSeeds | None:
 
 
 def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
-    """How much sooner runs get to where those of the base end, by seed."""
+    """Return the speedup of runs over those of the base, paired by seed."""
     paired, logs = sorted(curves.keys() & base_curves.keys()), []
     for seed in paired:
         target = late_accuracy(base_curves[seed])
@@ -354,7 +382,7 @@ def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
 
 
 def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]]:
-    """The runs by task, setting and method, then by seed, and notes on those left out or to be taken with care."""
+    """Return the runs by task, setting and method, then by seed, and notes on them."""
     groups: dict[_Key, dict[int, Run]] = {}
     notes: list[str] = []
     unfinished: list[str] = []
@@ -369,7 +397,8 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]
             notes.append(f"{header.run}: left out, no evaluation yet")
         elif header.seed in seeds:
             notes.append(
-                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed"
+                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, "
+                "method and seed"
             )
         else:
             seeds[header.seed] = run
@@ -422,7 +451,7 @@ def _note_on_rejections(run: Run) -> str:
 
 
 def still_rising(evaluations: Sequence[Evaluation]) -> float:
-    """Return by how much the accuracy of the last fifth of the evaluations exceeds the fifth before.
+    """Return how much the accuracy of the last fifth of evaluations exceeds the fifth before.
 
     Examples
     --------
