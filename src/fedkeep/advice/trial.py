@@ -14,6 +14,7 @@ import numpy as np
 from fedkeep.advice.rule import LOOKS, Lead, best_of, lead, open_methods, recommend
 from fedkeep.agent.assembly import AgentConfig, budget_for, parse_config
 from fedkeep.config.experiment import RunSpec
+from fedkeep.config.method import fleet_tables
 from fedkeep.config.methods import method_table
 from fedkeep.config.reference import bare, toml
 from fedkeep.core.errors import ConfigError
@@ -126,8 +127,8 @@ class Panel:
         methods = {name: merged(method_table(name), own[name]) for name in own}
         sweep = {"seed": list(range(first_seed, first_seed + _CONFIRMING))}
         model = {"name": data.model.name, **data.model.options}
-        fleet: Table = {"samples": samples_of(data), "model": model, **method_table(method)}
-        fleet = merged(fleet, {"storage": own[method]["storage"]})
+        served = fleet_tables(method_table(method))
+        fleet: Table = {"samples": samples_of(data), "model": model, **served}
         fleet["train"] = self.shared()["train"] | own[method]["train"]
         agent = agent_table(method, data)
         agent["store"]["budget"] = self.budget or budget_for(
@@ -164,12 +165,10 @@ def agent_table(method: str, data: Federation) -> Table:
     agent: Table = {
         "samples": samples_of(data),
         "model": {"name": data.model.name, **data.model.options},
-        **{key: table[key] for key in ("policy", "weights", "gist") if key in table},
+        **{key: table[key] for key in ("policy", "storage", "weights", "gist") if key in table},
         "store": {"path": "samples.store"},
         "agent": {"socket": "agent.sock"},
     }
-    if "quotas" in table.get("storage", {}):
-        agent["device"] = {"quotas": table["storage"]["quotas"]}
     return agent
 
 

@@ -7,6 +7,7 @@ documentation take their methods from here.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fedkeep.config.presets import BALANCED_FIFO
 from fedkeep.core.registry import find
 from fedkeep.tables import Table, merged
 
@@ -33,12 +34,7 @@ METHODS: dict[str, NamedMethod] = {
     "balanced-fifo": NamedMethod(
         "Class-balanced FIFO: the newest samples of each label, in fixed slots per label that the "
         "coordinator plans.",
-        {
-            "policy": {"name": "fifo"},
-            "coordinator": {"applies_to": "all"},
-            "storage": {"quotas": "hard"},
-            "weights": {"client_label": 1.0},
-        },
+        BALANCED_FIFO,
     ),
     "balanced-reservoir": NamedMethod(
         "Class-balanced reservoir sampling of what arrived since the last participation.",
