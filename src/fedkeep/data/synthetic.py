@@ -103,5 +103,7 @@ class Demo(Synthetic):
     spread: float = 8.0
     test_fraction: float = 0.2
 
+    learning_rate: ClassVar[float] = 0.02
+    """Where `train.learning_rate` is not set."""
     task_name: ClassVar[str] = "embedded"
     usual_rounds_per_pass: ClassVar[int] = 50

@@ -1,5 +1,6 @@
 """Learners by the name of their model: ours, or any torch module by `package.module:factory`."""
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +26,29 @@ TORCH = {
     "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
 }
 """Factories of torch modules by name; they take the number of classes."""
+SESSION: "dict[str, Callable[..., nn.Module]]" = {}
+"""Factories that exist in this process only, by the names that `session_model` gave them."""
+
+
+def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> str:
+    """Register a torch module, or a factory of modules, of this process; return its model name.
+
+    A module serves as a template: every run begins with a copy whose layers are initialised anew.
+    """
+    from torch import nn
+
+    def fresh() -> nn.Module:
+        made = copy.deepcopy(model)
+        assert isinstance(made, nn.Module)
+        for layer in made.modules():
+            reset = getattr(layer, "reset_parameters", None)
+            if callable(reset):
+                reset()
+        return made
+
+    key = f"session-{name}"
+    SESSION[key] = fresh if isinstance(model, nn.Module) else model
+    return key
 
 
 def learner_for(
@@ -76,14 +100,14 @@ def learner_for(
 
 def torch_factory(name: str) -> "Callable[..., nn.Module]":
     """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
-    if ":" not in name and name not in TORCH:
+    if ":" not in name and name not in TORCH and name not in SESSION:
         hint = did_you_mean(name, [*DENSE, *TORCH])
         raise ConfigError(
             f"unknown model '{name}': {hint}; your own is written 'package.module:factory'"
         )
     with optional_import(f"model '{name}'", "torch"):
         importlib.import_module("torch")
-    found: Callable[..., nn.Module] = load_object(TORCH.get(name, name))
+    found: Callable[..., nn.Module] = SESSION.get(name) or load_object(TORCH.get(name, name))
     if not callable(found):
         raise ConfigError(f"model '{name}' is not a function that makes a module")
     return found

@@ -95,6 +95,12 @@ class Simulator:
         if isinstance(self.parts.fleet, SimulatedFleet):
             self._kept["fleet"] = self.parts.fleet
 
+    def __repr__(self) -> str:
+        experiment = self.experiment
+        where = f"round {self.server.round} of {experiment.train.rounds}"
+        task, seed = experiment.names["task"], experiment.seed
+        return f"<Simulator: {experiment.label} on {task}, seed {seed}, {where}>"
+
     def run(self, rounds: int | None = None) -> Iterator[RoundRecord]:
         """Play rounds from where the simulation stands, up to `rounds` in all."""
         last = self.experiment.train.rounds if rounds is None else rounds
