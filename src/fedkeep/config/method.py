@@ -89,7 +89,9 @@ class Method:
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=global_estimator(self.estimator.name, self.estimator.max_age)
+            estimator=global_estimator(
+                self.estimator.name, self.estimator.max_age, normalise=self.estimator.normalise
+            )
             if told
             else GivenEstimator(),
             aggregation=self.aggregation,
@@ -221,7 +223,8 @@ def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any]
     own = {
         key: name
         for key in tables
-        if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))
+        if key in _OWN
+        and (":" in (name := str(table_of(table, key).get("name", ""))) or name in _OWN[key])
     }
     parts = {
         key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own

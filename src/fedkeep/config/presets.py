@@ -32,8 +32,9 @@ PRESETS: dict[str, dict[str, Table]] = {
         "*": {
             "aggregation": {"name": "fedavg"},
             "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
+            "coordinator": {"name": "paper-greedy"},
             "weights": {"client_label": 0.0},
-            "estimator": {"name": "incremental", "cold_start": "none"},
+            "estimator": {"name": "incremental", "cold_start": "none", "normalise": False},
             "stream": {"shuffle": True},
             "train": {"decay": 0.95},
         },

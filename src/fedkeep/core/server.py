@@ -308,6 +308,7 @@ class Server:
         for device in set(self._rates) - set(rates):
             self.forget(device)
         self.plan, self._rates, self._rates_known = plan, rates, known
+        self.estimator.fleet_weight = sum(rates.values())
         above = np.array([rate for rate in rates.values() if rate > 0])
         self._usual_rate = weight_cap(above) if len(above) else np.inf
         self._usual.replan()

@@ -37,6 +37,8 @@ class SimulationContext:
     regions: Regions
     velocities: FloatArray
     """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
+    capacities: IntArray
+    """B, (C,): how many samples each device can keep."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """A device as it is before it hears of a plan: with the first model."""
@@ -48,7 +50,7 @@ class SimulationContext:
         made = Device(
             self.learner,
             experiment.policy,
-            capacity=experiment.storage.capacity,
+            capacity=int(self.capacities[number]),
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
@@ -92,7 +94,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
+    capacities = experiment.storage.capacities(data.devices, experiment.seed)
     if experiment.names["policy"] == "central":  # on one device
+        capacities = capacities[:1]
         train, test = (
             Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test)
         )
@@ -104,7 +108,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     velocities: FloatArray = (
         counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     )
-    return SimulationContext(experiment, data, stream, learner, model, regions, velocities)
+    return SimulationContext(
+        experiment, data, stream, learner, model, regions, velocities, capacities
+    )
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
@@ -121,7 +127,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     guards = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(experiment.storage.capacity, ground.velocities[d])
+            d: Profile(int(ground.capacities[d]), ground.velocities[d])
             for d in range(data.devices)
         }
         server.coordinate(guards.release_profiles(profiles))
