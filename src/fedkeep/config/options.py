@@ -158,8 +158,9 @@ class RegionOptions:
     """`regions`: how the distribution is divided among the devices of a coordinated fleet."""
 
     name: Literal["label"] = "label"
-    """How samples are told apart: `label` is the paper; or `module:Class` with a `count` and an `assign` of your own,
-    and an `agree` where they depend on the data, as clusters do (`experiments/lab/clusters.py`)."""
+    """How samples are told apart: `label` is the paper; `k-means` and `hierarchical` cluster them
+    (`pip install 'fedkeep[plan]'`); or `module:Class` with a `count` and an `assign` of your own,
+    and an `agree` where they depend on the data."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.profiles import FleetProfiles
 
 pytest.importorskip("scipy")
-from lab.exact import Exact, quantities
+from fedkeep.solvers.exact import Exact, quantities
 
 
 def random_fleet(seed: int, devices: int, labels: int) -> FleetProfiles:

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.fedboost import FedBoost
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.fedboost import FedBoost
 from fedkeep.sim.engine import Simulator
 from fedkeep.testing import check_learner
 
@@ -100,12 +100,15 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
         FedBoost((FEATURES + 1,), CLASSES, predictors=base)
     with pytest.raises(ConfigError, match="sampled must be above 0"):
         FedBoost((FEATURES,), CLASSES, predictors=base, sampled=0)
-    model = {"name": "examples/fedboost.py:FedBoost", "predictor": base}
+    model = {"name": "fedboost", "predictor": base}
     with pytest.raises(
         ConfigError,
-        match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'",
+        match=r"model 'fedboost' takes .* unexpected keyword argument 'predictor'",
     ):
         Simulator(resolve({"task": {"name": "embedded"}, "model": model}))
+    layered = {"name": "fedboost", "predictors": base, "last_layers": 1}
+    with pytest.raises(ConfigError, match="'fedboost' has no layers"):
+        Simulator(resolve({"task": {"name": "embedded"}, "model": layered}))
 
 
 @pytest.mark.parametrize("policy", ["fifo", "ode", "draw"])
@@ -116,7 +119,7 @@ def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
         tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[]
     )
     model = {
-        "name": "examples/fedboost.py:FedBoost",
+        "name": "fedboost",
         "predictors": str(tmp_path / "base.npz"),
         "sampled": 2,
     }
