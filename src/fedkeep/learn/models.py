@@ -26,6 +26,9 @@ FEDBOOST = "fedboost"
 TORCH = {
     "lenet": "fedkeep.learn.torch_models:lenet",
     "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
+    "char-mlp": "fedkeep.learn.torch_models:char_mlp",
+    "char-gru": "fedkeep.learn.torch_models:char_gru",
+    "char-transformer": "fedkeep.learn.torch_models:char_transformer",
 }
 """Factories of torch modules by name; they take the number of classes."""
 
