@@ -41,7 +41,9 @@ class StorageOptions(StoreRules):
             raise ValueError(f"capacity must be 1 or more for each device, got {self.capacity}")
         check_range(self, "capacity_spread", least=0, below=math.inf)
         if self.capacity_spread and not isinstance(self.capacity, int):
-            raise ValueError("capacity_spread goes with one capacity for all: leave one of them out")
+            raise ValueError(
+                "capacity_spread goes with one capacity for all: leave one of them out"
+            )
         self.rule()
 
     def capacities(self, devices: int, seed: int) -> IntArray:
@@ -171,6 +173,9 @@ class RecordOptions:
     """Rounds between evaluations."""
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
+    accuracy: Literal["pooled", "devices"] = "pooled"
+    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is the
+    paper's mean over the devices."""
     checkpoint_every: int = 100
     """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
     prequential: bool = False

@@ -37,6 +37,7 @@ PRESETS: dict[str, dict[str, Table]] = {
             "estimator": {"name": "incremental", "cold_start": "none", "normalise": False},
             "stream": {"shuffle": True},
             "train": {"decay": 0.95},
+            "record": {"accuracy": "devices"},
         },
     },
     "authors": {

@@ -86,7 +86,11 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
     try:
         with alone_in(target.parent):  # parallel runs of a sweep all want the same file first
             if not target.exists():
-                _fetch(file.url, part, progress)
+                try:
+                    _fetch(file.url, part, progress)
+                except DataError as error:
+                    otherwise = f"or fetch it otherwise and put it at {target}"
+                    raise DataError(f"{error}; {otherwise}") from None
                 try:
                     check(part, file)
                 except DataError:

@@ -28,6 +28,8 @@ class StreamOptions:
     """Rounds in which a device sees each of its samples once; None: what the task says."""
     shuffle: bool = True
     """Whether every pass has an order of its own; False repeats the data's, as the authors' code does."""
+    current: bool = True
+    """Whether what arrives in a round is valued, and may be trained on, before training in that round."""
     burst: float = 0.0
     """Rounds that one label lasts at a device on average, each device by itself; 0: labels come mixed."""
     drift: float = 0.0

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -125,7 +125,10 @@ class Simulator:
 
     def evaluate(self) -> ModelScores:
         """The global model on every device's test samples."""
-        return evaluate(self.parts.learner, self.server.model, self.parts.data)
+        scores = evaluate(self.parts.learner, self.server.model, self.parts.data)
+        if self.experiment.record.accuracy == "devices":
+            return replace(scores, accuracy=float(np.nanmean(scores.device_accuracy)))
+        return scores
 
     def snapshot(self) -> State:
         """All that the rest of the run depends on."""
@@ -160,9 +163,8 @@ class Simulator:
             self.server.estimator.given = direction
             fleet.adopt(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
-        arrivals = fleet.catch_up(
-            self._population if declared or oracle else participants, round_ + 1
-        )
+        seen = round_ + (1 if self.experiment.stream.current else 0)
+        arrivals = fleet.catch_up(self._population if declared or oracle else participants, seen)
         self.tally["samples_valued"] += arrivals
         if declared:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
