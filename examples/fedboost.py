@@ -35,7 +35,7 @@ def main() -> None:
         simulator = Simulator(
             resolve(
                 {
-                    "task": {"name": "embedded", "devices": 20},
+                    "task": {"name": "demo", "devices": 20},
                     "model": {
                         "name": "fedboost",
                         "predictors": str(base),

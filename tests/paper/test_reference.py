@@ -90,7 +90,7 @@ def test_300_rounds_are_those_of_the_equations(name: str) -> None:
         "storage": {"capacity": capacity},
         "coordinator": limits,
         "train": {"rounds": ROUNDS, "participation": 0.4, "learning_rate": 0.03, "epochs": 3},
-        "task": {"name": "embedded"},
+        "task": {"name": "demo"},
         "seed": SEED,
     }
     simulator = Simulator(resolve(table), data)

@@ -1,7 +1,7 @@
 """Datasets, partitions and streams: what each device of a simulated fleet sees, and when.
 
 >>> from fedkeep.data import TASKS, Stream, StreamOptions
->>> fleet = TASKS["embedded"](devices=3).load(seed=0)
+>>> fleet = TASKS["demo"](devices=3).load(seed=0)
 >>> stream = Stream(fleet, StreamOptions(rounds_per_pass=100), seed=0)
 >>> len(stream.arrivals(0, 0, 10)) == stream.position(0, 10)
 True
@@ -25,10 +25,10 @@ TASKS: Registry[type[Task]] = Registry(
     {
         "audio-mnist": AudioMnist,
         "c-mapss": CMapss,
-        "embedded": Demo,
+        "custom": Custom,
+        "demo": Demo,
         "fashion-mnist": FashionMnist,
         "har": Har,
-        "own": Custom,
         "shakespeare": Shakespeare,
         "synthetic": Synthetic,
         "traffic": Traffic,

@@ -31,7 +31,7 @@ class StreamOptions:
     current: bool = True
     """Whether what arrives in a round is valued, and may be trained on, before training in that round."""
     burst: float = 0.0
-    """Rounds that one label lasts at a device on average, each device by itself; 0: labels come mixed."""
+    """Label runs: rounds that one label lasts at a device on average; 0: labels come mixed."""
     drift: float = 0.0
     """Label shift over time, 0..1: at 1 labels come one after the other, the same for all devices."""
     drift_passes: int = 1
@@ -131,14 +131,14 @@ class Stream:
         )
 
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
-        """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
+        """The order of one cycle: a pass or, under drift, some passes mixed so that labels shift."""
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
         order = np.concatenate([self._pass_order(device, owned, number) for number in passes])
         if not self._options.drift:
             return order
         time = (np.arange(len(order)) + 0.5) / len(order)
-        season = self._phase[self._data.y[owned[order]]]
-        keys = (1 - self._options.drift) * time + self._options.drift * season
+        shift = self._phase[self._data.y[owned[order]]]
+        keys = (1 - self._options.drift) * time + self._options.drift * shift
         return order[np.argsort(keys, kind="stable")]
 
     def _pass_order(self, device: int, owned: IntArray, number: int) -> IntArray:
