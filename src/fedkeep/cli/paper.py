@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.report import print_tables
-from fedkeep.cli.run import PROCESSORS, Jobs, On, place, play_all
-from fedkeep.config.experiment import expand
+from fedkeep.cli.run import PROCESSORS, BackendName, Jobs, backend_of, play_all
+from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.config.shipped import EXPERIMENTS, find_experiment, paper_row, tasks_of
+from fedkeep.core.errors import ConfigError
 from fedkeep.records import compare, read_runs
-from fedkeep.tables import override, read_experiment
 
 
 def paper(
@@ -38,7 +38,7 @@ def paper(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an earlier call stopped.")
     ] = False,
-    on: On = "here",
+    backend: BackendName = "local",
 ) -> None:
     """Run an experiment of the paper, and print what it showed beside the paper's numbers.
 
@@ -58,9 +58,9 @@ def paper(
         and cell.experiment.seed in (seeds or [cell.experiment.seed])
     ]
     if not cells:
-        raise typer.BadParameter("no run of this experiment has that method and seed")
+        raise ConfigError(f"no run of {file} has that method and that seed")
     directory = out if out is not None else Path("runs") / experiment / file.stem
-    play_all(cells, directory, jobs=jobs, resume=resume, on=place(on))
+    play_all(cells, directory, jobs=jobs, resume=resume, backend=backend_of(backend, None))
     print_tables(compare(read_runs(directory)))
     if experiment == "table2" and (row := paper_row(file.stem)):
         typer.echo("\nThe paper's row (accuracy in %, speedup over FIFO):")
