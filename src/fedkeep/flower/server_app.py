@@ -159,7 +159,11 @@ def open_strategy(
     """
     said = _deployment(tables_of(run_config), server.aggregation)
     privacy, state, planner = said["privacy"], said["state"], None
-    if privacy.encrypted_profiles:
+    if privacy.profile_protection == "homomorphic":
+        raise ConfigError(
+            "privacy.profiles = 'homomorphic' is for `fedkeep run`: set 'sealed' for a fleet"
+        )
+    if privacy.profile_protection == "sealed":
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
         server.plan = None  # one made from profiles in the clear does not count
     store = StateStore(state.url, state.run) if state.url else None

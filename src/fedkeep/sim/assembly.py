@@ -1,5 +1,6 @@
 """Puts an experiment's components together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import Estimate
+from fedkeep.core.planning.plan import Plan
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -127,10 +129,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     guards = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(int(ground.capacities[d]), ground.velocities[d])
-            for d in range(data.devices)
+            d: Profile(int(ground.capacities[d]), ground.velocities[d]) for d in range(data.devices)
         }
-        server.coordinate(guards.release_profiles(profiles))
+        coordinate(experiment, server, guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
@@ -162,6 +163,35 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         guards=guards,
         rival=baseline_for(experiment.correction, learner, stream.rates),
     )
+
+
+def coordinate(
+    experiment: Experiment, server: Server, profiles: Mapping[DeviceId, Profile]
+) -> Plan:
+    """Have a plan made from what the devices declare, in the clear or ranked under encryption.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Says how profiles are protected.
+    server : Server
+        Follows the plan; of ranked profiles it learns the plan alone.
+    profiles : mapping of DeviceId to Profile
+        Of all devices.
+
+    Returns
+    -------
+    Plan
+        As the devices are told.
+    """
+    if experiment.privacy.profile_protection == "homomorphic":
+        from fedkeep.keyholder.ranking import FINE, plan_ranked
+
+        plan = plan_ranked(profiles, experiment.coordinator, FINE)
+        server.use_plan(plan)
+        return plan
+    plan, _ = server.coordinate(profiles)
+    return plan
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:

@@ -26,7 +26,7 @@ from fedkeep.core.types import (
 from fedkeep.data import Federation
 from fedkeep.learn.evaluation import judge
 from fedkeep.privacy.options import refuse_conflicts
-from fedkeep.sim.assembly import assemble
+from fedkeep.sim.assembly import assemble, coordinate
 from fedkeep.sim.fleet import SimulatedFleet
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
@@ -74,8 +74,8 @@ class Simulator:
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
-        if privacy.secure_aggregation or privacy.encrypted_profiles:
-            both = "privacy.secure_aggregation and privacy.encrypted_profiles"
+        if privacy.secure_aggregation or privacy.profile_protection == "sealed":
+            both = "privacy.secure_aggregation and sealed profiles (privacy.encrypted_profiles)"
             raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
         self.parts = assemble(experiment, data)
@@ -168,7 +168,9 @@ class Simulator:
         self.tally["samples_valued"] += arrivals
         if declared:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
-            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
+            plan = coordinate(
+                self.experiment, self.server, self.parts.guards.release_profiles(counted)
+            )
             for d, device in fleet.devices.items():
                 device.assign(plan.assignment(d))
         return arrivals
