@@ -176,6 +176,7 @@ RUNS: dict[str, Callable[[], Fingerprint]] = {
         preset="paper",
         coordinator={"name": "greedy"},
         estimator={"normalise": True},
+        limits={"enabled": True},
     ),
     "softmax-unlimited": lambda: embedded(policy={"name": "full-data"}),
     "softmax-dropout-drift": lambda: embedded(

@@ -31,6 +31,7 @@ PRESETS: dict[str, dict[str, Table]] = {
     "paper": {
         "*": {
             "aggregation": {"name": "fedavg"},
+            "limits": {"enabled": False},
             "storage": {"after_use": "keep", "rescore": True, "quotas": "hard"},
             "coordinator": {"name": "paper-greedy"},
             "weights": {"client_label": 0.0},

@@ -43,9 +43,14 @@ class Limits:
     """L2 bound on g_hat_c; beyond it the report is refused."""
     growth: float = 10.0
     """A declared rate counts at most this many times what the same device declared before."""
+    enabled: bool = True
+    """`false`: no report, rate, capacity, weight or gradient is cut or capped, nor rejected for its size.
+
+    Form (shapes, finite numbers) and replays are checked all the same.
+    """
 
     def __post_init__(self) -> None:
-        check_range(self, *vars(self), above=0)
+        check_range(self, "update_norm", "update_ratio", "gradient_norm", "growth", above=0)
 
 
 def screen_samples(
@@ -112,7 +117,8 @@ def screen_report(
         )
     if report.weight > 0 and not update.any() and model.any():
         raise RejectedError("zero-model", "every parameter of the model is zero")
-    if _length(np.subtract(update, model, dtype=np.float64)) > limits.update_norm:
+    length = _length(np.subtract(update, model, dtype=np.float64))
+    if limits.enabled and length > limits.update_norm:
         raise RejectedError("large-update", f"the model moved by more than {limits.update_norm:g}")
     if report.steps < 0 or report.samples < 0 or report.gradient_samples < 0:
         raise RejectedError("bad-count", "steps and samples are at least 0")
@@ -121,7 +127,7 @@ def screen_report(
         gradient = _screen_vector(gradient, (gradient_size,), np.float32, "estimator")
         if report.gradient_samples > 0 and not gradient.any():
             raise RejectedError("zero-estimator", "every entry of the estimator is zero")
-        if _length(gradient) > limits.gradient_norm:
+        if limits.enabled and _length(gradient) > limits.gradient_norm:
             raise RejectedError("large-estimator", f"its norm is above {limits.gradient_norm:g}")
     return replace(
         report, model=update, weight=min(report.weight, heaviest), local_gradient=gradient

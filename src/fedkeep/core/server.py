@@ -118,7 +118,10 @@ class Server:
             for device, profile in sorted(self._profiles.items())
         }
         before = np.array([self._rates.get(device, np.nan) for device in founded])
-        fleet, rates, cut = credible(FleetProfiles.of(founded), before, self.limits.growth)
+        fleet, cut = FleetProfiles.of(founded), list[Rejection]()
+        rates = fleet.velocities.sum(axis=1, dtype=np.float64)
+        if self.limits.enabled:
+            fleet, rates, cut = credible(fleet, before, self.limits.growth)
         plan = (
             self.coordinator.plan(fleet)
             if self.plan is None
@@ -181,7 +184,8 @@ class Server:
                 self.estimator.forget(
                     device
                 )  # what it told before counts no longer than its word does
-        self._usual.learn_lengths(lengths)
+        if lengths:
+            self._usual.learn_lengths(lengths)
         self.model = self.aggregation.aggregate(self.model, list(merged.values()))
         late = {
             d: r
@@ -253,7 +257,7 @@ class Server:
 
         A share that is not known may be `limits.growth` times the mean.
         """
-        if self.plan is None:
+        if self.plan is None or not self.limits.enabled:
             return np.inf
         assignment = self.plan.assignment(device)
         by_label = float(assignment.quotas.sum() * assignment.label_weights.max(initial=0.0))
@@ -367,6 +371,8 @@ class Server:
 
         Gives the lengths of all, for the next rounds to learn from.
         """
+        if not self.limits.enabled:
+            return []
         model = self.model.astype(np.float64)
         moves = {
             d: float(np.linalg.norm(r.model - model))
@@ -395,7 +401,7 @@ class Server:
 
     def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
         """Plans anew where devices have not borne out what they claimed, or are given another chance."""
-        if self.plan is None or not self._profiles:
+        if self.plan is None or not self._profiles or not self.limits.enabled:
             return
         for device, report in reports.items():
             slots = int(self.plan.assignment(device).quotas.sum())
@@ -418,6 +424,8 @@ class Server:
         norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
         usual = float(np.median(list(norms.values()))) if len(norms) >= MIN_OBSERVATIONS else np.inf
         longest = (_ROBUST_RATIO if robust else _GRADIENT_RATIO) * usual
+        if not self.limits.enabled:
+            longest = np.inf
         heaviest = self._usual_rate if robust else np.inf
         found = {}
         for device, (report, gradient) in told.items():
