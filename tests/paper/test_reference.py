@@ -1,5 +1,6 @@
 """`preset = "paper"` is the paper: the same plan, samples, estimates and models as plain numpy."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,39 @@ def test_300_rounds_are_those_of_the_equations(name: str) -> None:
             assert_close(direction, ode.direction)
     assert ode.round == ROUNDS
     assert compared > 1000
+
+
+def functions_called(preset: str) -> set[str]:
+    """The functions of the core that a run of this preset goes through."""
+    sizes, labels_of, capacity, limits = FLEETS["one fast device"]
+    data = federation(sizes, labels_of)
+    table = {
+        "preset": preset,
+        "policy": {"name": "ode"},
+        "storage": {"capacity": capacity},
+        "coordinator": limits,
+        "train": {"rounds": 20, "participation": 0.4, "learning_rate": 0.03, "epochs": 1},
+        "task": {"name": "demo"},
+    }
+    called: set[str] = set()
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "fedkeep/core" in frame.f_code.co_filename:
+            called.add(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        for _ in Simulator(resolve(table), data).run():
+            pass
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_the_paper_runs_no_code_of_the_cuts() -> None:
+    cuts = {"robust_cap", "ClaimAudit.observe"}
+    assert cuts <= functions_called("default")
+    assert not cuts & functions_called("paper")
 
 
 @settings(deadline=None)

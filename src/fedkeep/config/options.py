@@ -70,7 +70,7 @@ class StorageOptions(StoreRules):
         if isinstance(self.capacity, int):
             exponents = generator(seed, "capacity").normal(0.0, 1.0, devices)
             spread = self.capacity * np.exp(self.capacity_spread * exponents)
-            return np.maximum(1, np.rint(spread)).astype(np.int64)
+            return np.asarray(np.maximum(1, np.rint(spread)), dtype=np.int64)
         if len(self.capacity) != devices:
             raise ConfigError(
                 f"'storage.capacity' has {len(self.capacity)} numbers for {devices} devices: "

@@ -143,4 +143,4 @@ def standardised_pixels(images: AnyArray, known: int) -> AnyArray:
     pixels = images.astype(np.float32)
     mean = pixels[:known].mean(axis=0, dtype=np.float64)
     deviation = pixels[:known].std(axis=0, dtype=np.float64) + 0.001
-    return ((pixels - mean.astype(np.float32)) / deviation.astype(np.float32)).astype(np.float32)
+    return np.asarray((pixels - mean) / deviation, dtype=np.float32)

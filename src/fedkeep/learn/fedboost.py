@@ -74,7 +74,7 @@ class FedBoost:
         self._sampled, self._sampling = sampled, sampling
         self.size = self.gradient_size = len(self._models)
 
-    def tail(self, layers: int | None) -> int:
+    def tail(self, layers: int | None) -> int:  # noqa: ARG002 - it has none
         """Count the parameters of the last layers: all, since there are no layers.
 
         Parameters
@@ -89,7 +89,7 @@ class FedBoost:
         """
         return self.size
 
-    def initial(self, seed: int) -> Vector:
+    def initial(self, seed: int) -> Vector:  # noqa: ARG002 - nothing is drawn
         """Make the first model: all predictors alike.
 
         Parameters
