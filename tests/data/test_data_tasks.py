@@ -1,4 +1,7 @@
-"""The tasks on their real files (FEDKEEP_DATA), and on small files of the same form that the tests make."""
+"""The tasks on their real files (FEDKEEP_DATA).
+
+And on small files of the same form that the tests make.
+"""
 
 import gzip
 import os
@@ -44,7 +47,10 @@ def need(*files: RemoteFile) -> None:
 
 
 def assert_whole(fleet: Federation) -> None:
-    """What every federation must keep: each sample with one owner and one purpose, all labels known."""
+    """What every federation must keep.
+
+    Each sample with one owner and one purpose, all labels known.
+    """
     used = np.concatenate([fleet.train.indices, fleet.test.indices])
     assert len(np.unique(used)) == len(used)
     assert fleet.x.dtype == np.float32

@@ -1,4 +1,7 @@
-"""A plan from velocities that stay encrypted: the order that homomorphic encryption can tell is enough for greedy."""
+"""A plan from velocities that stay encrypted.
+
+The order that homomorphic encryption can tell is enough for greedy.
+"""
 
 import json
 import os
@@ -46,7 +49,10 @@ def holder() -> Contexts:
 
 
 def velocities() -> np.ndarray:
-    """Velocities with many zeros and exact ties, and differences down to one level of the coarse grid."""
+    """Velocities with many zeros and exact ties.
+
+    And differences down to one level of the coarse grid.
+    """
     return np.random.default_rng(0).choice([0.0, 0.02, 1.0, 2.0, 4.0, 300.0], size=(5, 3))
 
 

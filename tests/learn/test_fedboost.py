@@ -1,4 +1,7 @@
-"""FedBoost against a loop that writes its formulas out, as a learner among others, and in a simulation by its name."""
+"""FedBoost against a loop that writes its formulas out, as a learner among others.
+
+And in a simulation by its name.
+"""
 
 from pathlib import Path
 
@@ -113,7 +116,10 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("policy", ["fifo", "ode", "balanced-reservoir"])
 def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
-    """`balanced-reservoir` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
+    """`balanced-reservoir` comes with the gist.
+
+    Which mends the steps of the mixture's weights as it does any other.
+    """
     net = DenseLearner((30, 10))
     np.savez(
         tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[]

@@ -112,7 +112,10 @@ class Client:
                 self.stored.append(slot)
 
     def receive(self, model: Array, direction: Array | None, key: Keys) -> None:
-        """Take the model of the round and g_hat of the round before; value what is stored by them."""
+        """Take the model of the round and g_hat of the round before.
+
+        Value what is stored by them.
+        """
         self.model, self.direction = model, direction
         self.local, self.n = np.zeros(0), 0
         for slot in self.stored:

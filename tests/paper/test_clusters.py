@@ -18,7 +18,10 @@ METHODS: list[type[Clusters]] = [KMeans, Hierarchical]
 
 
 def devices() -> list[FloatArray]:
-    """Three devices, each of which sees two of three clusters, one ten times as often as the other."""
+    """Three devices, each of which sees two of three clusters.
+
+    One ten times as often as the other.
+    """
     rng = np.random.default_rng(0)
     return [
         np.concatenate(

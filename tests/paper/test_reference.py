@@ -44,7 +44,9 @@ def some(device: int) -> list[int]:
 
 
 FLEETS: dict[str, tuple[list[int], Callable[[int], list[int]], Any, dict[str, int]]] = {
-    "one fast device": ([40] * 9 + [2400], some, 6, {"clients_per_label": 3, "labels_per_client": 3}),
+    "one fast device": (
+        [40] * 9 + [2400], some, 6, {"clients_per_label": 3, "labels_per_client": 3},
+    ),
     "very unequal rates": (
         [20, 25, 30, 40, 60, 90, 150, 400, 900, 2000], some, 5,
         {"clients_per_label": 2, "labels_per_client": 2},

@@ -21,7 +21,9 @@ EXPERIMENTS = {
 
 
 def folder() -> Path:
-    """Find the experiment files: in an installed package beside its modules, else in the repository.
+    """Find the experiment files.
+
+    In an installed package beside its modules, else in the repository.
 
     Returns
     -------

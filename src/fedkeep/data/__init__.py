@@ -39,6 +39,6 @@ TASKS: Registry[type[Task]] = Registry(
 )
 
 __all__ = [
-    "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress", "Stream", "StreamOptions",
-    "Task", "partition", "partition_from",
+    "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress",
+    "Stream", "StreamOptions", "Task", "partition", "partition_from",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The task IC: Fashion-MNIST on devices that own a few labels each and very different numbers of images."""
+"""The task IC: Fashion-MNIST on devices with a few labels each and very different sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,8 @@ from fedkeep.data.federation import Federation, ModelSpec, Ownership
 from fedkeep.data.partition import Natural, partition_from
 
 LABELS = (
-    "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    "t-shirt", "trouser", "pullover", "dress", "coat",
+    "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 _ADDRESS = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 FILES = {
@@ -37,7 +38,10 @@ FILES = {
 
 @dataclass(frozen=True)
 class FashionMnist:
-    """60,000 + 10,000 grey images of 28x28 in ten labels; by default fifty devices, five labels each."""
+    """60,000 + 10,000 grey images of 28x28 in ten labels.
+
+    By default fifty devices, five labels each.
+    """
 
     partition: Mapping[str, Any] = field(
         default_factory=lambda: {"name": "labels", "devices": 50, "labels": 5}

@@ -1,7 +1,8 @@
 """The task HAR: human activity from motion sensors, each person's device a natural client.
 
-GeoTec are recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023). HARBOX are activities of
-121 people's phones, for users who download it (Ouyang et al., MobiSys 2021).
+GeoTec are recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023).
+HARBOX are activities of 121 people's phones, for users who download it (Ouyang et al., MobiSys
+2021).
 """
 
 import re
@@ -64,8 +65,8 @@ class Har:
     test_fraction: float = 0.1
     """HARBOX only; GeoTec is split by recording, because its windows overlap."""
     windows: Literal["overlapping", "one-activity"] = "overlapping"
-    """GeoTec only: `overlapping` are all windows, by the label of most of their steps; `one-activity`
-    those of a single activity, a quarter of them, as windows of HARBOX are."""
+    """GeoTec only: `overlapping` are all windows, by the label of most of their steps;
+    `one-activity` those of a single activity, a quarter of them, as windows of HARBOX are."""
 
     def __post_init__(self) -> None:
         check_range(self, "test_fraction", above=0, below=1)
@@ -243,7 +244,8 @@ def read_harbox(path: Path) -> State:
         windows = [_cut(archive.read(name).decode(), name) for _, _, name in members]
     if not members:
         raise DataError(
-            f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: it is not HARBOX"
+            f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: "
+            "it is not HARBOX"
         )
     counts = [len(own) for own in windows]
     users, device = np.unique(

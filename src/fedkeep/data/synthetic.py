@@ -1,9 +1,9 @@
 """The task ST: LEAF's synthetic generator, to its sizes, labels and features.
 
 LEAF (Caldas et al. 2018) draws with numpy's legacy RandomState; so does this file, in the same
-order, and only here. With LEAF's own spread a device's samples lie so close together that nearly all
-have one label and it hardly matters which of them are stored; a `spread` of 8 or more lets a typical
-device see all ten labels, and so does `mixed`, which deals the samples of all devices anew.
+order, and only here. With LEAF's own spread a device's samples lie so close together that nearly
+all have one label and it hardly matters which of them are stored; a `spread` of 8 or more lets a
+typical device see all ten labels, and so does `mixed`, which deals the samples of all devices anew.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,10 @@ from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Linear labelling rules over clusters of devices; the paper's sizes are near 5000 to 6000 samples."""
+    """Linear labelling rules over clusters of devices.
+
+    The paper's sizes are near 5000 to 6000 samples.
+    """
 
     devices: int = 200
     """How many devices the fleet has."""
@@ -34,7 +37,7 @@ class Synthetic:
     largest: int = 6000
     """Cap of a device's size (LEAF's stock: 1000)."""
     clusters: int = 1
-    """Groups of devices with a labelling rule of their own; one linear model fits one cluster only."""
+    """Groups of devices with a labelling rule of their own; a linear model fits one of them."""
     spread: float = 1.0
     """Factor on the standard deviations of a device's samples around their centre; 1 is LEAF's."""
     generator_seed: int = 42
@@ -146,7 +149,9 @@ def deal(samples: int, share: float, seed: int) -> IntArray:
 
 @dataclass(frozen=True)
 class Demo(Synthetic):
-    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters.
+    """A small fleet for `fedkeep demo`.
+
+    Every device sees all labels, so that what it stores matters.
 
     >>> fleet = Demo(devices=8).load(seed=0)
     >>> fleet.devices, fleet.labels, fleet.sample_shape

@@ -1,10 +1,11 @@
 """A plan from profiles ranked under homomorphic encryption: `privacy.profiles = "homomorphic"`.
 
-The greedy plan compares velocities of one label (who sees most of it) and of one device (which label
-it sees most often), asks which are above 0, and takes totals per label. Devices encrypt under CKKS
-(TenSEAL, 128 bits) such that the sum over all of them holds each difference; the server, without the
-key, turns differences into signs by composite polynomials; whoever has the key reads signs and
-totals, never a velocity, and plans without local search. The paper has one sentence on it.
+The greedy plan compares velocities of one label (who sees most of it) and of one device (which
+label it sees most often), asks which are above 0, and takes totals per label. Devices encrypt under
+CKKS (TenSEAL, 128 bits) such that the sum over all of them holds each difference; the server,
+without the key, turns differences into signs by composite polynomials; whoever has the key reads
+signs and totals, never a velocity, and plans without local search. The paper has one sentence on
+it.
 """
 
 import math
@@ -41,7 +42,8 @@ class Scheme:
     degree: int = 32768
     scale_bits: int = 40
     expansions: int = 5
-    """How often small differences are expanded before their sign is read: each 4.5 times finer, and 3 levels deep."""
+    """How often small differences are expanded before their sign is read: each 4.5 times finer, and
+    3 levels deep."""
 
     @cached_property
     def levels(self) -> int:
@@ -116,7 +118,10 @@ _SUMS = Scheme(degree=8192, scale_bits=40, expansions=-1)
 
 @dataclass(frozen=True)
 class Comparisons:
-    """All comparisons a plan needs: of value `left` with value `right`, or with 0; value row * labels + label is V."""
+    """All comparisons a plan needs.
+
+    Of value `left` with value `right`, or with 0; value row * labels + label is V.
+    """
 
     devices: int
     labels: int
@@ -246,7 +251,9 @@ class Contexts:
         return [part.serialize() for part in (*parts, tenseal.ckks_vector(self._summing, velocity))]
 
     def compare(self, answers: Iterable[Sequence[bytes]]) -> list[bytes]:
-        """Take the signs of all differences, and the totals, without reading any: the server's part.
+        """Take the signs of all differences, and the totals, without reading any.
+
+        The server's part.
 
         Parameters
         ----------

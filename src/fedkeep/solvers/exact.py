@@ -48,7 +48,7 @@ class Exact(LabelLimits):
     """
 
     unbiased: bool = False
-    """Whether whole slots themselves follow each label's share of the stream, as (9d) is printed."""
+    """Whether whole slots follow each label's share of the stream, as (9d) is printed."""
     seconds: float = 60.0
     """The time the solver may take; without a proven optimum by then, planning fails."""
 

@@ -116,7 +116,7 @@ class LabelLimits:
     clients_per_label: int | None = 5
     """n_label: the fewest holders a label should have (9b); None asks all who see it."""
     labels_per_client: int | None = None
-    """n_client: the most labels a device holds (9c); None is as many as it sees and has slots for."""
+    """n_client: the most labels a device holds (9c); None: what it sees and has slots for."""
 
     def __post_init__(self) -> None:
         check_range(self, "clients_per_label", "labels_per_client", least=1)
@@ -280,7 +280,9 @@ class PaperGreedy(LabelLimits):
 
 @dataclass(frozen=True)
 class Greedy(LabelLimits):
-    """The paper's greedy with repair, stages and local search of ours; `paper-greedy` is the paper's.
+    """The paper's greedy with repair, stages and local search of ours.
+
+    `paper-greedy` is the paper's.
 
     `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or
     most devices of a large fleet would store nothing. Where the fleet cannot give every label its
@@ -298,12 +300,12 @@ class Greedy(LabelLimits):
     """
 
     quantities: str = "even"
-    """How slots are divided among a device's labels: "even", or "frequent", all but one each for the
-    most frequent."""
+    """How slots are divided among a device's labels: "even", or "frequent", all but one each for
+    the most frequent."""
 
     improve_up_to: int = 1000
-    """Fleets of up to so many devices are improved by local search; in larger ones the greedy choice
-    is as good."""
+    """Fleets of up to so many devices are improved by local search; in larger ones the greedy
+    choice is as good."""
 
     def plan(self, fleet: FleetProfiles) -> Plan:
         """Make a plan from nothing.

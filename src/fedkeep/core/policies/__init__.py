@@ -1,4 +1,7 @@
-"""The built-in policies, one file each; importing this package registers whatever files lie in it."""
+"""The built-in policies, one file each.
+
+Importing this package registers whatever files lie in it.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
