@@ -133,7 +133,8 @@ def check(path: Path, file: RemoteFile) -> None:
     if summed.hexdigest() != file.checksum:
         raise DataError(
             f"{path} is not the file it should be: {file.algorithm} of the {file.of} is "
-            f"{summed.hexdigest()}, expected {file.checksum}; remove it, and it will be fetched anew"
+            f"{summed.hexdigest()}, expected {file.checksum}; "
+            "remove it, and it will be fetched anew"
         )
 
 
