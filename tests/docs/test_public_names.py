@@ -48,6 +48,7 @@ PUBLIC = {
         "read_run",
         "read_runs",
     ],
+    "fedkeep.solvers": ["Clusters", "Exact", "Hierarchical", "KMeans"],
 }
 
 
