@@ -118,7 +118,7 @@ def test_300_rounds_are_those_of_the_equations(name: str) -> None:
         return zip(batch.ids.tolist(), batch.x.astype(np.float64), batch.y.tolist(), strict=True)
 
     for record in simulator.run():
-        assert record.summary.refusals == ()
+        assert record.summary.rejections == ()
         ode.play(record.summary.participants, arrivals, dice.fresh, dice.again)
         for device in record.summary.participants:
             ids = fleet.devices[device].store.stored().batch.ids.tolist()

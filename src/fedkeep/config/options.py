@@ -11,7 +11,7 @@ from fedkeep.core.bounds import check_range
 from fedkeep.core.device import DeviceOptions, StoreRules
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import Learner
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.seeds import generator
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import IntArray
