@@ -14,6 +14,7 @@ from fedkeep.core.errors import ConfigError, optional_import, where
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.registry import did_you_mean
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.fedboost import FedBoost
 from fedkeep.loading import load_object
 
 if TYPE_CHECKING:
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
 """Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
+FEDBOOST = "fedboost"
+"""The weights of a mixture of fixed predictors."""
 TORCH = {
     "lenet": "fedkeep.learn.torch_models:lenet",
     "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
+    "char-mlp": "fedkeep.learn.torch_models:char_mlp",
+    "char-gru": "fedkeep.learn.torch_models:char_gru",
+    "char-transformer": "fedkeep.learn.torch_models:char_transformer",
 }
 """Factories of torch modules by name; they take the number of classes."""
 SESSION: "dict[str, Callable[..., nn.Module]]" = {}
@@ -67,6 +73,15 @@ def learner_for(
     last_layers = options.pop("last_layers", None)
     if name in DENSE:
         return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
+    if name == FEDBOOST:
+        if last_layers is not None:
+            raise ConfigError(f"model '{name}' has no layers: leave out last_layers")
+        try:
+            return FedBoost(sample_shape, classes, **options)
+        except TypeError as error:
+            raise ConfigError(
+                f"model '{name}' takes predictors, sampled, sampling: {error}"
+            ) from error
     if name in TORCH:
         options = {"classes": classes, **options}
     make = torch_factory(name)
@@ -101,7 +116,7 @@ def learner_for(
 def torch_factory(name: str) -> "Callable[..., nn.Module]":
     """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
     if ":" not in name and name not in TORCH and name not in SESSION:
-        hint = did_you_mean(name, [*DENSE, *TORCH])
+        hint = did_you_mean(name, [*DENSE, FEDBOOST, *TORCH])
         raise ConfigError(
             f"unknown model '{name}': {hint}; your own is written 'package.module:factory'"
         )
