@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.protocols import PerSampleGradients, TrainingJob
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.backends import (
@@ -25,7 +25,8 @@ from fedkeep.learn.backends import (
     local_sgd,
 )
 from fedkeep.learn.batched_layers import Linear, Pass, is_bilinear
-from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
+from fedkeep.learn.network import CHUNK, Network, output_error
+from fedkeep.learn.objective import Objective, as_tensor
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
@@ -50,16 +51,22 @@ class TorchLearner:
     """
 
     def __init__(
-        self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK
+        self,
+        factory: Callable[[], nn.Module],
+        last_layers: int | None = None,
+        chunk: int = CHUNK,
+        objective: Objective | None = None,
     ) -> None:
         self._factory, self._chunk = factory, chunk
-        self._network = network = Network(factory(), last_layers)
+        self._network = network = Network(factory(), last_layers, objective)
         self.layout, self.size, self.gradient_size = (
             network.layout,
             network.layout.size,
             network.valued.size,
         )
-        self.tail, self.load_statistics = network.tail, network.load_statistics
+        self.tail = network.tail
+        self.valued_names = network.valued.names
+        self.constants, self.load_constants = network.constants, network.load_constants
         self._descend = partial(local_sgd, self.layout, self.gradient_size, as_tensor)
         self._ways: tuple[MeasurementsClass, bool] | None = None
 
@@ -68,15 +75,20 @@ class TorchLearner:
         with fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = self._factory()
-        return torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return torch.cat([p.detach().float().reshape(-1) for p in trained]).cpu().numpy()
 
     def probe(self, model: Vector) -> FrozenModel:
+        """Freeze a model to measure samples with."""
         return FrozenModel(self, model)
 
     def measure_many(
         self, models: Sequence[Vector], batches: Sequence[Batch]
     ) -> list[PerSampleGradients]:
         """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
+        network = self._network
+        if network.objective.pool is not None:
+            batches = [network.objective.dense(batch) for batch in batches]
         small = [
             c
             for c, batch in enumerate(batches)
@@ -102,6 +114,8 @@ class TorchLearner:
         )
 
     def _ways_for(self, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
+        if not self._network.plain:
+            return AutogradMeasurements, False
         if self._ways is None:
             with self._network.lock:
                 self._ways = ways_to_measure(self._network, model, batch)
@@ -115,6 +129,8 @@ class TorchLearner:
     ) -> list[Vector]:
         """Where each job leads from the same model, in one call where that is possible and faster."""
         network = self._network
+        if not network.plain:
+            raise FedkeepError("a model with a loss of its own is trained by its user's loop")
         most = max((len(job.batch) for job in jobs), default=0)
         if network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None:
             models = as_tensor(model).repeat(len(jobs), 1)
@@ -204,27 +220,3 @@ def ways_to_measure(
     chained = network.chain is not None and network.chain[-1][0] is Linear
     traced = chained and is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), 3))
     return TorchMeasurements if closed else AutogradMeasurements, traced
-
-
-def add_to_gradients(module: nn.Module, correction: Vector) -> None:
-    """Adds a correction to the gradients of a module that somebody else trains: of its last parameters.
-
-    >>> layer = nn.Linear(2, 1)
-    >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
-    >>> add_to_gradients(layer, np.array([0.5, 0.0, -1.0], dtype=np.float32))  # weight, then bias
-    >>> layer.weight.grad.tolist(), layer.bias.grad.tolist()
-    ([[3.5, 4.0]], [0.0])
-    """
-    left = as_tensor(correction)
-    with torch.no_grad():
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            cut = len(left) - parameter.numel()
-            if cut < 0:
-                break
-            part = left[cut:].view(parameter.shape).to(parameter.device)
-            parameter.grad = part.clone() if parameter.grad is None else parameter.grad.add_(part)
-            left = left[:cut]
-    if len(left):
-        raise ConfigError(
-            f"a correction of {len(correction)} numbers does not fit this model: give it the one synced"
-        )
