@@ -209,19 +209,20 @@ class FrozenNorm(nn.Module):
 
 
 def with_frozen_norms(module: nn.Module) -> nn.Module:
-    """Replace layers that keep statistics by what they are for a single sample.
-
-    A BatchNorm layer becomes what it is in evaluation; an InstanceNorm layer, which normalises each
-    sample by itself while it trains, goes on to do so.
-    """
-    with_statistics = lambda part: getattr(part, "running_mean", None) is not None  # noqa: E731
-    module = replaced(
-        module, lambda p: isinstance(p, _InstanceNorm) and with_statistics(p), _without_statistics
+    """Replace BatchNorm layers that keep statistics by what they are in evaluation."""
+    return replaced(
+        module, lambda p: isinstance(p, _BatchNorm) and p.running_mean is not None, FrozenNorm
     )
-    return replaced(module, lambda p: isinstance(p, _BatchNorm) and with_statistics(p), FrozenNorm)
 
 
-def _without_statistics(norm: Any) -> nn.Module:
-    own: nn.Module = type(norm)(norm.num_features, eps=norm.eps, affine=False)
-    own.weight, own.bias = norm.weight, norm.bias
-    return own
+def without_statistics(module: nn.Module) -> nn.Module:
+    """Let InstanceNorm layers normalise each sample by itself always, as they do in training."""
+
+    def plain(norm: Any) -> nn.Module:
+        own: nn.Module = type(norm)(norm.num_features, eps=norm.eps, affine=False)
+        own.weight, own.bias = norm.weight, norm.bias
+        return own
+
+    return replaced(
+        module, lambda p: isinstance(p, _InstanceNorm) and p.running_mean is not None, plain
+    )

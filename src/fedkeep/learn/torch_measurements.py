@@ -1,5 +1,6 @@
 """What a torch model sees in a batch: by closed forms where they hold, else by autograd alone."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -285,7 +286,10 @@ class AutogradMeasurements(BatchMeasurements):
                 own = {name: module.get_parameter(name).detach() for name in names}
                 try:
                     x, y = objective.read(part, network.device)
-                    found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
+                    with warnings.catch_warnings():
+                        # Layers that torch maps over by a loop are right, and slow, and say so.
+                        warnings.filterwarnings("ignore", "There is a performance drop")
+                        found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
                 except (RuntimeError, ValueError, TypeError):
                     # Not every layer can be mapped over: recurrent ones, for instance.
                     alone = [

@@ -17,7 +17,7 @@ from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, where
 from fedkeep.core.types import AnyArray, Batch, Vector
-from fedkeep.learn.network import with_frozen_norms
+from fedkeep.learn.network import with_frozen_norms, without_statistics
 from fedkeep.learn.objective import Loss, Objective
 from fedkeep.learn.samples import SamplePool
 from fedkeep.learn.torch_learner import TorchLearner
@@ -58,7 +58,7 @@ class UserModel:
         self._objective = Objective(loss, output, pool, collate)
         pair = np.array([example, example])
         self._pair = Batch(pair[:, None], np.zeros(2, dtype=np.int64), pair)
-        self._make = lambda: self._materialised(make_module(model))
+        self._make = lambda: without_statistics(self._materialised(make_module(model)))
         self._reference = self._make()
         self.scores = self._scores()
         """Columns of the model's outputs; 0 where they are no matrix."""
@@ -115,12 +115,13 @@ class UserModel:
         self._load(model)
         alone = [self._autograd(batch.take(slice(i, i + 1))) for i in range(len(batch))]
         losses = np.array([loss for loss, _ in alone])
-        measured = self.learner.probe(model).measure(batch)
-        if not np.allclose(measured.losses(), losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+        together = self._losses(batch)
+        if not np.allclose(together, losses, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise ConfigError(
                 f"layer '{self._mixing_layer(batch)}' mixes the samples of a batch, so no sample "
                 "has a gradient of its own: replace it, for instance by LayerNorm or GroupNorm"
             )
+        measured = self.learner.probe(model).measure(batch)
         gradients = [of_one for _, of_one in alone]
         valued = len(measured.mean_gradient())
         found = np.zeros(self.learner.size, dtype=np.float32)
@@ -210,6 +211,12 @@ class UserModel:
             shape = named[name].shape
             gradients[name] = np.zeros(shape) if given is None else given.cpu().double().numpy()
         return float(loss.detach()), gradients
+
+    def _losses(self, batch: Batch) -> AnyArray:
+        module, objective = self._reference.eval(), self._objective
+        x, y = objective.read(objective.dense(batch), next(module.parameters()).device)
+        with torch.no_grad():
+            return objective.losses(module, x, y).cpu().numpy()
 
     def _mixing_layer(self, batch: Batch) -> str:
         """The first layer whose output for a sample depends on the others of its batch."""
