@@ -95,7 +95,7 @@ class Task:
         """Draw a sample of each of these classes."""
         if self._name == "clusters":
             centre = self._centres[y, rng.integers(0, 3, len(y))]
-            return (centre + rng.normal(size=centre.shape)).astype(np.float32)
+            return np.asarray(centre + rng.normal(size=centre.shape), dtype=np.float32)
         at = np.arange(FEATURES)[None]
         shift = rng.uniform(-0.6, 0.6, size=(len(y), 2))
         waves = [
@@ -125,7 +125,7 @@ def client(task: Task, chosen: Combination, correct: bool) -> Callable[[Message,
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
-        round_, device = int(msg.content["config"]["server-round"]), context.node_id - 1000
+        round_, device = int(str(msg.content["config"]["server-round"])), context.node_id - 1000
         torch.manual_seed(round_ * 1000 + device)
         net = make_model(chosen.model)
         net.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
@@ -169,7 +169,7 @@ def accuracy(task: Task, chosen: Combination, seed: int, rounds: int, correct: b
         return MetricRecord({"accuracy": found[-1]})
 
     strategy = KeeperStrategy(inner)
-    strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=evaluate)  # type: ignore[arg-type]
+    strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=evaluate)
     return float(np.mean(found[-max(1, rounds // 4) :]))
 
 

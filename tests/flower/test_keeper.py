@@ -301,5 +301,3 @@ def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> 
     )
     assert gists[-1].worth > 9, "more than the keepers store"
     assert run.end is not None
-
-

@@ -30,6 +30,8 @@ def new_context(node: int = 1) -> Context:
 class OwnBuffer(nn.Module):
     """A scale that is learnt elsewhere and travels in the state dict."""
 
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.rand(5) + 0.5)

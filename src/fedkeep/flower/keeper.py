@@ -43,7 +43,7 @@ DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.es
 _CHECKED_SAMPLES = 8
 """Samples whose measured gradients are compared with autograd's, once."""
 _MOST_RISES = 3
-"""Participations one after the other in which the loss rose, before corrections end for good."""
+"""Participations in a row in which the loss rose, before corrections end for good."""
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,7 @@ class Keeper:
         self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
         self._counts["offered"] += len(samples)
 
-    def sync(
-        self, model: Message | ArrayRecord | Vector, direction: Vector | None = None
-    ) -> None:
+    def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Take the model that came, and the direction beside it, and score what is stored anew.
 
         At the first model that samples are stored for, the measured gradients of eight of them are
@@ -329,7 +327,7 @@ class Keeper:
         ConfigError
             If this is no optimizer, or the module is not the one synced.
         """
-        if self._steps is not None and self._rises() < _MOST_RISES:
+        if self._steps is not None and self._recall("rises") < _MOST_RISES:
             self._steps.attach(model, optimizer)
 
     def samples(self, x: str | None = None, y: str | None = None) -> list[Any]:
@@ -508,9 +506,9 @@ class Keeper:
         assert self._pool is not None
         form = self._pool.form
         with np.errstate(invalid="ignore"):
-            finite = np.isfinite(targets.reshape(len(targets), -1)).all(axis=1)
+            finite = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
             labels = np.zeros(len(targets), dtype=np.int64)
-            known = finite
+            known: AnyArray = finite
             if self._labels > 1:
                 whole = targets == np.floor(targets)
                 known = finite & whole & (targets >= 0) & (targets < self._labels)
@@ -542,48 +540,52 @@ class Keeper:
         self, model: "UserModel", pending: PendingUpdate
     ) -> "StepCorrection | None":
         """What corrects the steps of a loop in which all stored samples count alike."""
-        from fedkeep.learn.step_correction import Progress, StepCorrection
+        from fedkeep.learn.step_correction import Progress, StepCorrection, UnitEvidence
 
         correction, stored = pending.job.correction, pending.stored
         if correction is None or stored is None:
             return None
-        learner, batch, weights = model.learner, pending.job.batch, stored.weights
-        even = stored.after.weighted_gradient(weights * len(weights) - 1.0)
+        learner, batch = model.learner, pending.job.batch
+        before = stored.after
+        gradient = before.mean_gradient()
 
         def measure(vector: Vector) -> Progress:
             seen = learner.probe(vector).measure(batch)
             return Progress(stored.slope_to(seen), float(seen.losses().mean()))
 
-        import os
-        v = os.environ.get("FEDKEEP_V", "")
-        if "w" in v:
-            correction = correction + even
-        if "t" in v and pending.mending.own is not None:
-            correction = pending.mending.own + (even if "w" in v else 0)
-        loss = float(stored.after.losses().mean())
-        return StepCorrection(learner.layout, correction, measure, loss)
+        return StepCorrection(
+            learner.layout,
+            correction,
+            measure,
+            gradient,
+            variance=float(before.projections(gradient).var()),
+            loss=float(before.losses().mean()),
+            evidence=UnitEvidence(*map(self._recall, ("along", "expected", "variance"))),
+        )
 
     def _finish_steps(self) -> None:
-        """Counts a participation in which the loss rose, and leaves the optimizer as it was."""
-        if self._steps is None:
+        """Leaves the optimizer as it was, and remembers how the correction went."""
+        steps = self._steps
+        if steps is None:
             return
-        self._steps.detach()
-        if self._steps.steps:
-            rose = self._steps.rose
-            rises = self._rises() + 1 if rose else 0
-            record = self._context.state.config_records.get(MEMORY, ConfigRecord())
-            self._context.state[MEMORY] = ConfigRecord({**record, "rises": rises})
-            if rises == _MOST_RISES:
-                log.warning("%s: corrections have ended on this device", self._steps.stopped)
-        self._steps.steps = 0
-
-    def _rises(self) -> int:
-        """Participations without a break in which the loss rose while corrections were used."""
+        steps.detach()
+        if not steps.steps:
+            return
+        rises = self._recall("rises") + 1 if steps.rose else 0.0
+        evidence = vars(steps.evidence)
         record = self._context.state.config_records.get(MEMORY, ConfigRecord())
-        return int(str(record.get("rises", 0)))
+        self._context.state[MEMORY] = ConfigRecord({**record, **evidence, "rises": rises})
+        if rises == _MOST_RISES:
+            log.warning("corrections have ended on this device: %s", steps.stopped)
+        steps.steps = 0
+
+    def _recall(self, name: str) -> float:
+        """A number that is remembered of earlier participations, in the Context; 0 at first."""
+        record = self._context.state.config_records.get(MEMORY, ConfigRecord())
+        return float(str(record.get(name, 0.0)))
 
     def _correction_status(self) -> str:
-        if self._rises() >= _MOST_RISES:
+        if self._recall("rises") >= _MOST_RISES:
             return "off: the loss of the stored samples rose three times while it was used"
         if self._steps is None:
             return "none"

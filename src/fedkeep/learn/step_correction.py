@@ -1,14 +1,15 @@
 """A correction inside a user's own training loop: one hook before each step of an optimizer.
 
 The rule is in docs/flower.md. In short: once per step, whatever the loop accumulates; in the units
-of the unscaled gradient; fading as far as the stored samples' errors have been seen to fade; never
-lengthening a step; and off for the rest of a participation in which the loss of the stored samples
-rises while it is used.
+of the loop's own gradients; fading as far as the stored samples' errors have been seen to fade;
+never lengthening a step; and off for the rest of a participation in which the loss of the stored
+samples rises while it is used.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ log = logging.getLogger("fedkeep.flower")
 
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")
 """What wrappers put before a parameter's name: DistributedDataParallel, torch.compile, Opacus."""
+_UNIT = 0.5
+"""By how much, relative to 1, the loop's gradients may differ from the declared loss's unnoticed."""
+_SPREADS = 3.0
+"""How many standard deviations of a single sample's gradient are no evidence of another unit."""
 _RISE = 1.02
 """The stored samples' mean loss over that at the start, beyond which it has risen."""
 
@@ -39,6 +44,45 @@ class Progress:
     """Their mean loss."""
 
 
+@dataclass(frozen=True)
+class UnitEvidence:
+    """How long the loop's gradients are along those of the declared loss, over many first steps.
+
+    A loop may train with a multiple of the declared loss: a sum over its samples, gradients that
+    are accumulated, or scaled, or clipped. Along the stored samples' mean gradient a, its gradient
+    is then that multiple of a. A mini-batch makes this noisy; no batch is smaller than one sample.
+
+    Examples
+    --------
+    >>> evidence = UnitEvidence()
+    >>> evidence.unit  # nothing is known
+    1.0
+    >>> for _ in range(20):
+    ...     evidence = evidence.with_step(along=16.0, expected=1.0, variance=4.0)
+    >>> evidence.unit  # a loop that sums sixteen samples
+    16.0
+    """
+
+    along: float = 0.0
+    """Sum of <loop's gradient, a>."""
+    expected: float = 0.0
+    """Sum of <a, a>."""
+    variance: float = 0.0
+    """Sum of the variances of <a sample's gradient, a>."""
+
+    def with_step(self, along: float, expected: float, variance: float) -> "UnitEvidence":
+        """Count one more first step."""
+        return UnitEvidence(self.along + along, self.expected + expected, self.variance + variance)
+
+    @property
+    def unit(self) -> float:
+        """The multiple; 1 unless the evidence is against it."""
+        noise = _SPREADS * sqrt(self.variance)
+        if not abs(self.along - self.expected) > _UNIT * self.expected + noise:
+            return 1.0
+        return max(self.along / self.expected, 0.0) if self.expected > 0 else 0.0
+
+
 class StepCorrection:
     """Adds a correction to the gradients of a module before each step of its optimizer.
 
@@ -50,8 +94,14 @@ class StepCorrection:
         What is added at first, over the last numbers of the flat model.
     measure
         From a model in the middle of training to what is known of the stored samples.
+    gradient
+        The stored samples' mean gradient before training, over the same numbers.
+    variance
+        That of the samples' products with it.
     loss
         The stored samples' mean loss before training.
+    evidence
+        Of the unit of the loop's gradients, from participations before.
     """
 
     def __init__(
@@ -59,12 +109,14 @@ class StepCorrection:
         layout: Layout,
         correction: Vector,
         measure: Callable[[Vector], Progress],
+        gradient: Vector,
+        variance: float,
         loss: float,
+        evidence: UnitEvidence = UnitEvidence(),
     ) -> None:
         self._layout, self._measure, self._loss = layout, measure, loss
-        whole = np.zeros(layout.size, dtype=np.float32)
-        whole[layout.size - len(correction) :] = correction
-        self._parts = dict(zip(layout.names, layout.views(as_tensor(whole)), strict=True))
+        self._correction, self._gradient = (self._whole(v) for v in (correction, gradient))
+        self._variance, self.evidence = variance, evidence
         self._attached: dict[tuple[int, int], Any] = {}
         self.steps = 0
         """Steps corrected, or looked at."""
@@ -116,32 +168,41 @@ class StepCorrection:
             handle.remove()
         self._attached.clear()
 
+    def _whole(self, last: Vector) -> list[Tensor]:
+        """The last numbers of a flat model by parameter, the others zero."""
+        whole = np.zeros(self._layout.size, dtype=np.float32)
+        whole[self._layout.size - len(last) :] = last
+        views: list[Tensor] = self._layout.views(as_tensor(whole))
+        return views
+
     @torch.no_grad()
     def _before_step(self, parameters: Sequence[nn.Parameter], optimizer: Any) -> None:
         if self.stopped is not None:
             return
-        self._look(parameters)
-        self.steps += 1
-        strength = self._strength()
-        if self.stopped is not None or strength <= 0:
-            return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        scale = getattr(optimizer, "grad_scale", None)
-        units = 1.0 if scale is None else float(scale)
-        pairs = [
-            (p, part.to(p.device) * (strength * units))
-            for p, part in zip(parameters, self._parts.values(), strict=True)
+        rows = [
+            (p.grad, own.to(p.device), mean.to(p.device))
+            for p, own, mean in zip(parameters, self._correction, self._gradient, strict=True)
             if id(p) in held and p.grad is not None
         ]
-        before = _length([p.grad for p, _ in pairs if p.grad is not None])
-        for p, part in pairs:
-            assert p.grad is not None  # noqa: S101 - chosen above
-            p.grad.add_(part.to(p.grad.dtype))
-        after = _length([p.grad for p, _ in pairs if p.grad is not None])
+        scale = getattr(optimizer, "grad_scale", None)  # of a GradScaler, in fused optimizers
+        units = 1.0 if scale is None else float(scale)
+        if self.steps == 0:
+            along = sum(float((g * mean).sum()) for g, _, mean in rows) / units
+            expected = sum(float((mean * mean).sum()) for _, _, mean in rows)
+            self.evidence = self.evidence.with_step(along, expected, self._variance)
+        self._look(parameters)
+        self.steps += 1
+        strength = self._strength() * self.evidence.unit * units
+        if self.stopped is not None or not strength > 0:
+            return
+        before = _length([g for g, _, _ in rows])
+        for g, own, _ in rows:
+            g.add_(own.to(g.dtype), alpha=strength)
+        after = _length([g for g, _, _ in rows])
         if after > before:
-            for p, _ in pairs:
-                assert p.grad is not None  # noqa: S101
-                p.grad.mul_(before / after)
+            for g, _, _ in rows:
+                g.mul_(before / after)
 
     def _look(self, parameters: Sequence[nn.Parameter]) -> None:
         """Measures the stored samples anew before steps 2, 3, 5, 9, 17, ..."""
@@ -160,7 +221,7 @@ class StepCorrection:
     def _strength(self) -> float:
         """How much of the correction this step takes: it fades from look to look as it has faded."""
         step, slope = self._known
-        return 1.0 if step == 0 else float(slope ** (self.steps / step))
+        return 1.0 if step == 0 else float(slope ** ((self.steps - 1) / step))
 
 
 def _plain(name: str) -> str:

@@ -276,8 +276,8 @@ class AutogradMeasurements(BatchMeasurements):
 
         def loss_of_one(own: dict[str, Tensor], x: Any, y: Any) -> Tensor:
             called = _Called(module, own)
-            [loss] = objective.losses(called, tree_map(_alone, x), tree_map(_alone, y))
-            return loss
+            losses: Tensor = objective.losses(called, tree_map(_alone, x), tree_map(_alone, y))
+            return losses[0]
 
         of_one = grad(loss_of_one)
         for start in range(0, self._n, size):

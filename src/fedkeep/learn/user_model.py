@@ -58,11 +58,10 @@ class UserModel:
         self._objective = Objective(loss, output, pool, collate)
         pair = np.array([example, example])
         self._pair = Batch(pair[:, None], np.zeros(2, dtype=np.int64), pair)
-        self._make = lambda: without_statistics(self._materialised(make_module(model)))
-        self._reference = self._make()
+        self._reference = self._made(model)
         self.scores = self._scores()
         """Columns of the model's outputs; 0 where they are no matrix."""
-        made = with_frozen_norms(self._make())
+        made = with_frozen_norms(self._made(model))
         self.learner = TorchLearner(lambda: made, last_layers, objective=self._objective)
         self._initial = self.learner.constants()
 
@@ -146,6 +145,9 @@ class UserModel:
                 "the gradients of single samples do not agree with autograd: "
                 "the model is not a function of each sample alone"
             )
+
+    def _made(self, model: Any) -> nn.Module:
+        return without_statistics(self._materialised(make_module(model)))
 
     def _materialised(self, module: nn.Module) -> nn.Module:
         """The module, lazy layers given their shapes by the example."""
@@ -267,7 +269,8 @@ def make_module(model: Any) -> nn.Module:
             f"not {type(model).__name__}"
         )
     named = getattr(model, "__name__", type(model).__name__)
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if on_gpu else []
     with fork_rng(devices=devices):
         try:
             module = model()
