@@ -209,7 +209,8 @@ class StepCorrection:
         if self.steps == 0 or self.steps & (self.steps - 1):
             return
         model = torch.cat([p.detach().reshape(-1) for p in parameters]).float().cpu().numpy()
-        now = self._measure(model)
+        with torch.enable_grad():
+            now = self._measure(model)
         self._known = self.steps, now.slope
         if not now.loss <= self._loss * _RISE + 1e-6:
             self.rose = True
