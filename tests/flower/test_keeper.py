@@ -304,7 +304,7 @@ def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> 
 
 
 def test_a_users_own_loop_is_corrected_by_the_gist() -> None:
-    with opened(make=net, policy="draw", gist="local") as keeper:
+    with opened(make=net, policy="balanced-reservoir", gist="local") as keeper:
         for round_ in range(2):
             keeper.offer(*arrivals(0, round_, 200))
             keeper.sync(ArrayRecord(net().state_dict()))
@@ -495,7 +495,7 @@ def test_a_gist_and_a_budget_are_options_of_the_keeper(tmp_path: Path) -> None:
 
 
 def test_a_spent_budget_is_remembered_and_withholds_the_estimate(tmp_path: Path) -> None:
-    budget = {"epsilon": 5.0, "unit": "device", "clip": 0.5, "releases": 1}
+    budget = {"epsilon": 5.0, "unit": "device", "clip": 0.5, "planned_participations": 1}
     sent = []
     for round_ in range(4):
         with opened(make=net, privacy=budget, directory=str(tmp_path)) as keeper:

@@ -23,7 +23,7 @@ POLICIES = ("ode", "fifo", "reservoir", "high-loss")
 
 
 def experiment(preset: str, policy: str) -> Experiment:
-    return resolve({"preset": preset, "policy": {"name": policy}, "task": {"name": "embedded"}})
+    return resolve({"preset": preset, "policy": {"name": policy}, "task": {"name": "demo"}})
 
 
 def agent(preset: str, policy: str, **tables: Table) -> AgentConfig:
@@ -65,7 +65,7 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     softmax = torch.nn.Linear(3, 2)
     rng = np.random.default_rng(0)
-    with Keeper.open(context, softmax, 6, policy="draw", preset=preset) as keeper:
+    with Keeper.open(context, softmax, 6, policy="balanced-reservoir", preset=preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)
         keeper.sync(ArrayRecord(softmax.state_dict()), np.ones(8, dtype=np.float32))
         first = {x.tobytes() for x, _ in keeper.samples()}
@@ -78,7 +78,7 @@ def test_a_keeper_follows_the_preset() -> None:
     assert len(kept_after_two_offers("paper")) > 0, (
         "the paper keeps what is worth most, however old"
     )
-    if device_tables("default", "ode")["after_use"]["name"] == "renew":
+    if device_tables("default", "ode")["after_use"]["name"] == "evict_trained_first":
         assert not kept_after_two_offers("default"), "what was trained on makes way"
 
 

@@ -80,7 +80,7 @@ class DeviceMemory:
     def save(self, state: State) -> None:
         """Replace the file; an array of zeros, such as an empty sum, takes next to nothing."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(self.path) as file, ZipFile(file, "w") as archive:
+        with atomic_write(self.path, 0o600) as file, ZipFile(file, "w") as archive:
             for name, array in {**state, "form": np.array(_FORM)}.items():
                 values = np.asarray(array)
                 member = ZipInfo(f"{name}.npy")

@@ -102,7 +102,7 @@ class Keeper:
     >>> keeper.records()["fedkeep.keeper"]["offered"]
     3
     >>> keeper
-    Keeper(capacity=4, stored=2, policy='draw', loss=cross-entropy)
+    Keeper(capacity=4, stored=2, policy='balanced-reservoir', loss=cross-entropy)
     """
 
     def __init__(self, settings: _Settings, memory: DeviceMemory, context: Context) -> None:
@@ -188,7 +188,7 @@ class Keeper:
         """
         tables = device_tables(preset, policy)
         if gist is not None:
-            given: Table = {"name": gist} if isinstance(gist, str) else gist
+            given: Table = {"mode": gist} if isinstance(gist, str) else gist
             tables["gist"] = merged(tables["gist"], given)
         options = build(GistOptions, tables["gist"], "gist")
         guard = None if privacy is None else _privacy_options(privacy, options)
@@ -641,10 +641,10 @@ class Keeper:
 def _privacy_options(table: Table, gist: GistOptions) -> PrivacyOptions:
     """The options, if a keeper can keep what they promise."""
     options = build(PrivacyOptions, table, "privacy")
-    if options.secure_sum or options.encrypted_profiles or options.protect != ("estimator",):
+    if options.secure_aggregation or options.encrypted_profiles or options.protect != ("estimator",):
         raise ConfigError(
             "a keeper protects its estimate alone: privacy takes epsilon, delta, unit, clip, "
-            "releases and resends; the model is protected by a mod of Flower's"
+            "planned_participations and retransmissions; a mod of Flower's protects the model"
         )
     if gist.shared and options.protects("estimator") and options.unit == "sample":
         raise ConfigError(
