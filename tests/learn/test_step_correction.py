@@ -169,10 +169,10 @@ def test_a_layer_that_mixes_samples_switches_it_off_while_it_trains(
     steps = corrected(module, opposing(module))
     module.train()
     steps.attach(module, optimizer)
-    assert "layer '1' mixes the samples of a batch while it trains" in caplog.text
     before, own = flat(module), gradient_of(module)
     torch.autograd.backward(cross_entropy(module(X), Y))
     optimizer.step()
+    assert "layer '1' mixes the samples of a batch while it trains" in caplog.text
     np.testing.assert_allclose(moved(module, before, 1.0), own, atol=1e-6)
 
 
@@ -202,6 +202,30 @@ def test_wrappers_are_seen_through_and_other_modules_refused() -> None:
         steps.attach(nn.Linear(5, 4), optimizer)
     with pytest.raises(ConfigError, match="the module and its torch optimizer"):
         steps.attach(module, 0.1)
+
+
+def test_without_an_optimizer_those_of_the_module_are_corrected_and_no_others() -> None:
+    module, other = net(), net()
+    before, own = flat(module), gradient_of(module)
+    corrected(module, opposing(module)).attach(module)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=1.0) for m in (module, other)]
+    for each, optimizer in zip((module, other), optimizers, strict=True):
+        torch.autograd.backward(cross_entropy(each(X), Y))
+        optimizer.step()
+    np.testing.assert_allclose(moved(module, before, 1.0), 0.75 * own, atol=1e-6)
+    np.testing.assert_allclose(moved(other, before, 1.0), own, atol=1e-6)
+
+
+def test_a_new_correction_ends_the_one_before() -> None:
+    module = net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    for _ in range(3):
+        before, own = flat(module), gradient_of(module)
+        optimizer.zero_grad()
+        corrected(module, opposing(module)).attach(module, optimizer)
+        torch.autograd.backward(cross_entropy(module(X), Y))
+        optimizer.step()
+        np.testing.assert_allclose(moved(module, before, 1.0), 0.75 * own, atol=1e-6)
 
 
 def test_detached_it_leaves_the_optimizer_alone() -> None:

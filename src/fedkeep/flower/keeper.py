@@ -308,19 +308,19 @@ class Keeper:
         self._release.close_estimate()
         self._report = self._release.release(self._report, order)
 
-    def correct(self, model: Any, optimizer: Any) -> None:
+    def correct(self, model: Any, optimizer: Any = None) -> None:
         """Correct the steps of a training loop by the gist of the stream.
 
-        Call it before the loop or in it: the optimizer corrects each of its steps once from then
-        on, until `records()` is called. Without a gist, and before the first sync, nothing is
-        changed; docs/flower.md has the rule by which it fades and ends.
+        Call it before the loop or in it: each step is corrected once from then on, until
+        `records()` is called. Without a gist, and before the first sync, nothing is changed;
+        docs/flower.md has the rule by which corrections fade and end.
 
         Parameters
         ----------
         model
             The torch module that is trained.
         optimizer
-            Its torch optimizer, of any kind.
+            Its torch optimizer, of any kind; None: whichever steps the module's parameters.
 
         Raises
         ------

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Vector
@@ -32,6 +34,8 @@ _SPREADS = 3.0
 """How many standard deviations of a single sample's gradient are no evidence of another unit."""
 _RISE = 1.02
 """The stored samples' mean loss over that at the start, beyond which it has risen."""
+_CORRECTED: "WeakKeyDictionary[nn.Module, StepCorrection]" = WeakKeyDictionary()
+"""The correction of each module: a new one ends that of an earlier participation."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +131,21 @@ class StepCorrection:
         self._known = (0, 1.0)
         """The step of the last look, and the slope that it found."""
 
-    def attach(self, module: nn.Module, optimizer: Any) -> None:
+    def attach(self, module: nn.Module, optimizer: Any = None) -> None:
         """Correct each step of the optimizer from now on; a second call changes nothing.
+
+        Without an optimizer, each step of any optimizer of the module's parameters is corrected. A
+        correction that the module had from an earlier participation ends.
 
         Raises
         ------
         ConfigError
             If the module's trainable parameters are not those of the synced model, or the optimizer
-            has no hook before its steps.
+            is none of torch's.
         """
         if (id(module), id(optimizer)) in self._attached:
             return
-        if not hasattr(optimizer, "register_step_pre_hook"):
+        if not isinstance(optimizer, torch.optim.Optimizer | None):
             raise ConfigError(
                 "keeper.correct takes the module and its torch optimizer, as in "
                 f"keeper.correct(net, optimizer); this is a {type(optimizer).__name__}"
@@ -151,16 +158,21 @@ class StepCorrection:
                     f"parameter '{name}' of the synced model {found} in the module given to "
                     "keeper.correct: give it the module that is trained"
                 )
-        mixing = mixing_layers(module)
-        if mixing:
-            self.stopped = (
-                f"layer '{mixing[0]}' mixes the samples of a batch while it trains: corrections "
-                "are off for this model (GroupNorm and LayerNorm keep them)"
-            )
-            log.warning(self.stopped)
+        before = _CORRECTED.get(module, self)
+        if before is not self:
+            before.detach()
+        _CORRECTED[module] = self
         parameters = [named[name] for name in self._layout.names]
-        hook = lambda *_: self._before_step(parameters, optimizer)  # noqa: E731
-        self._attached[id(module), id(optimizer)] = optimizer.register_step_pre_hook(hook)
+
+        def hook(stepping: torch.optim.Optimizer, *_: Any) -> None:
+            self._before_step(module, parameters, stepping)
+
+        register = (
+            register_optimizer_step_pre_hook
+            if optimizer is None
+            else optimizer.register_step_pre_hook
+        )
+        self._attached[id(module), id(optimizer)] = register(hook)
 
     def detach(self) -> None:
         """Leave every optimizer as it was."""
@@ -176,10 +188,19 @@ class StepCorrection:
         return views
 
     @torch.no_grad()
-    def _before_step(self, parameters: Sequence[nn.Parameter], optimizer: Any) -> None:
-        if self.stopped is not None:
-            return
+    def _before_step(
+        self, module: nn.Module, parameters: Sequence[nn.Parameter], optimizer: Any
+    ) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if self.stopped is not None or held.isdisjoint(map(id, parameters)):
+            return
+        if self.steps == 0 and (mixing := mixing_layers(module)):
+            self.stopped = (
+                f"layer '{mixing[0]}' mixes the samples of a batch while it trains: corrections "
+                "are off for this model (GroupNorm and LayerNorm keep them)"
+            )
+            log.warning(self.stopped)
+            return
         rows = [
             (p.grad, own.to(p.device), mean.to(p.device))
             for p, own, mean in zip(parameters, self._correction, self._gradient, strict=True)
