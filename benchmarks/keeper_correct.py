@@ -63,7 +63,7 @@ COMBINATIONS = (
 
 
 def make_model(name: str) -> nn.Module:
-    """A model, by the present state of torch's random numbers."""
+    """Make a model, by the present state of torch's random numbers."""
     if name == "linear":
         return nn.Linear(FEATURES, CLASSES)
     norm: list[nn.Module] = []
@@ -75,7 +75,7 @@ def make_model(name: str) -> nn.Module:
 
 
 def make_optimizer(name: str, rate: float, net: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer of a module's parameters."""
+    """Make an optimizer of a module's parameters."""
     if name == "adam":
         return torch.optim.Adam(net.parameters(), lr=rate)
     return torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9 if name == "momentum" else 0.0)
@@ -106,7 +106,7 @@ class Task:
         return np.asarray(waves[0] + waves[1] + noise, dtype=np.float32)
 
     def arrivals(self, device: int, round_: int) -> tuple[np.ndarray, np.ndarray]:
-        """What came to a device since its last round: about one run of a label, and a second."""
+        """Draw what came to a device since its last round: a run of a label, and a second."""
         rng = np.random.default_rng((self._seed, 2, device, round_))
         first, second = rng.integers(0, CLASSES, 2)
         y = np.where(np.arange(ARRIVALS) < 15, first, second)
@@ -120,7 +120,7 @@ class Task:
 
 
 def client(task: Task, chosen: Combination, correct: bool) -> Callable[[Message, Context], Message]:
-    """The ClientApp of one run."""
+    """Make the ClientApp of one run."""
     app = ClientApp()
 
     @app.train()
@@ -160,7 +160,7 @@ def accuracy(task: Task, chosen: Combination, seed: int, rounds: int, correct: b
     x, y = task.test()
     found: list[float] = []
 
-    def evaluate(round_: int, arrays: ArrayRecord) -> MetricRecord:
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
         net = make_model(chosen.model)
         net.load_state_dict(arrays.to_torch_state_dict())
         with torch.no_grad():

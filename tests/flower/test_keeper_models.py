@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from flwr.app import ArrayRecord, Context, RecordDict
 from torch import Tensor, nn
 
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.flower import Keeper
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
@@ -233,42 +233,127 @@ CASES = (
     Case("depthwise convolution", lambda: images(nn.Conv2d(4, 4, 1, groups=4)), IMAGES),
     Case("LayerNorm", lambda: dense(nn.LayerNorm(8))),
     Case("GroupNorm", lambda: images(nn.GroupNorm(2, 4)), IMAGES),
-    Case("InstanceNorm with statistics", lambda: images(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)), IMAGES),
+    Case(
+        "InstanceNorm with statistics",
+        lambda: images(nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        IMAGES,
+    ),
     Case("BatchNorm (no corrections while it trains)", lambda: dense(nn.BatchNorm1d(8))),
-    Case("BatchNorm without statistics", lambda: dense(nn.BatchNorm1d(8, track_running_stats=False)), refused="layer '1' (BatchNorm1d) mixes the samples"),
-    Case("the batch's mean taken away", Centred, refused="layer 'centre' mixes the samples of a batch"),
+    Case(
+        "BatchNorm without statistics",
+        lambda: dense(nn.BatchNorm1d(8, track_running_stats=False)),
+        refused="layer '1' (BatchNorm1d) mixes the samples",
+    ),
+    Case(
+        "the batch's mean taken away",
+        Centred,
+        refused="layer 'centre' mixes the samples of a batch",
+    ),
     Case("dropout", lambda: dense(nn.Dropout(0.5))),
     Case("LSTM", Recurrent, SERIES),
-    Case("tokens, Embedding", lambda: nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3)), TOKENS),
+    Case(
+        "tokens, Embedding",
+        lambda: nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3)),
+        TOKENS,
+    ),
     Case("transformer with padding mask", Transformer, PADDED),
     Case("tied weights", Tied, TOKENS, TOKENS[:, 0]),
     Case("frozen backbone", backbone),
     Case("frozen middle layer, `last_layers=2`", frozen_middle, options={"last_layers": 2}),
     Case("low-rank adapters (LoRA)", Adapted),
     Case("own buffers", OwnBuffer),
-    Case("spectral norm (parametrization)", lambda: spectral(nn.utils.parametrizations.spectral_norm)),
+    Case(
+        "spectral norm (parametrization)", lambda: spectral(nn.utils.parametrizations.spectral_norm)
+    ),
     Case("weight norm (parametrization)", lambda: spectral(nn.utils.parametrizations.weight_norm)),
     Case("LazyLinear", lambda: nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))),
     Case("images of bytes", OfBytes, BYTES),
     Case("images of bytes, a model of floats", images, BYTES),
-    Case("dictionary by keyword, `output=`", ByKeyword, BOTH, options={"output": lambda out: out["logits"]}),
+    Case(
+        "dictionary by keyword, `output=`",
+        ByKeyword,
+        BOTH,
+        options={"output": lambda out: out["logits"]},
+    ),
     Case("dictionary as one argument", WholeDict, BOTH),
-    Case("tuple in and out, `output=`", Pair, (FLOATS, FLOATS[::-1].copy()), options={"output": lambda out: out[0]}),
-    Case("tuple out without `output=`", Pair, (FLOATS, FLOATS[::-1].copy()), refused="output=lambda out: out[0]"),
+    Case(
+        "tuple in and out, `output=`",
+        Pair,
+        (FLOATS, FLOATS[::-1].copy()),
+        options={"output": lambda out: out[0]},
+    ),
+    Case(
+        "tuple out without `output=`",
+        Pair,
+        (FLOATS, FLOATS[::-1].copy()),
+        refused="output=lambda out: out[0]",
+    ),
     Case("sequences of any length, `collate=`", Transformer, VARIED, options={"collate": padded}),
-    Case("class weights", dense, options={"loss": partial(CE, weight=WEIGHTS)}, loss="cross-entropy, weighted"),
-    Case("label smoothing", dense, options={"loss": nn.CrossEntropyLoss(label_smoothing=0.2, reduction="none")}, loss="cross-entropy, smoothed"),
+    Case(
+        "class weights",
+        dense,
+        options={"loss": partial(CE, weight=WEIGHTS)},
+        loss="cross-entropy, weighted",
+    ),
+    Case(
+        "label smoothing",
+        dense,
+        options={"loss": nn.CrossEntropyLoss(label_smoothing=0.2, reduction="none")},
+        loss="cross-entropy, smoothed",
+    ),
     Case("focal loss", dense, options={"loss": focal}, loss="focal"),
-    Case("cross-entropy times 0.1", dense, options={"loss": lambda out, y: 0.1 * CE(out, y)}, loss="cross-entropy x 0.1"),
-    Case("one logit", lambda: dense(outputs=1), y=LABELS % 2, options={"loss": one_logit, "labels": 2}, loss="binary cross-entropy"),
-    Case("one logit without `loss=`", lambda: dense(outputs=1), y=LABELS % 2, refused="give the loss you train with"),
-    Case("several labels", dense, y=MANY, options={"loss": nn.BCEWithLogitsLoss(reduction="none")}, loss="binary cross-entropy of each"),
-    Case("regression", lambda: dense(outputs=1), y=REGRESSION, options={"loss": nn.MSELoss(reduction="none")}, loss="squared error"),
-    Case("regression without `loss=`", lambda: dense(outputs=1), y=REGRESSION[:, 0], refused="for regression give the loss="),
-    Case("a loss that is a mean", dense, options={"loss": nn.CrossEntropyLoss()}, refused="make it with reduction='none'"),
-    Case("all layers frozen", lambda: dense().requires_grad_(False), refused="the model has no parameters to train"),
+    Case(
+        "cross-entropy times 0.1",
+        dense,
+        options={"loss": lambda out, y: 0.1 * CE(out, y)},
+        loss="cross-entropy x 0.1",
+    ),
+    Case(
+        "one logit",
+        lambda: dense(outputs=1),
+        y=LABELS % 2,
+        options={"loss": one_logit, "labels": 2},
+        loss="binary cross-entropy",
+    ),
+    Case(
+        "one logit without `loss=`",
+        lambda: dense(outputs=1),
+        y=LABELS % 2,
+        refused="give the loss you train with",
+    ),
+    Case(
+        "several labels",
+        dense,
+        y=MANY,
+        options={"loss": nn.BCEWithLogitsLoss(reduction="none")},
+        loss="binary cross-entropy of each",
+    ),
+    Case(
+        "regression",
+        lambda: dense(outputs=1),
+        y=REGRESSION,
+        options={"loss": nn.MSELoss(reduction="none")},
+        loss="squared error",
+    ),
+    Case(
+        "regression without `loss=`",
+        lambda: dense(outputs=1),
+        y=REGRESSION[:, 0],
+        refused="for regression give the loss=",
+    ),
+    Case(
+        "a loss that is a mean",
+        dense,
+        options={"loss": nn.CrossEntropyLoss()},
+        refused="make it with reduction='none'",
+    ),
+    Case(
+        "all layers frozen",
+        lambda: dense().requires_grad_(False),
+        refused="the model has no parameters to train",
+    ),
     Case("a class that wants arguments", nn.Linear, refused="cannot be made without arguments"),
-)  # fmt: skip
+)
 
 
 def data_of(case: Case) -> tuple[Any, Any]:
@@ -306,15 +391,20 @@ def by_hand(case: Case, module: nn.Module, place: int) -> np.ndarray:
     return torch.cat(parts).numpy().copy()
 
 
+def participate(case: Case) -> None:
+    x, y = data_of(case)
+    with Keeper.open(new_context(), case.make, N, **case.options or {}) as keeper:
+        keeper.offer(x, y)
+        keeper.sync(ArrayRecord(case.make().state_dict()))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_model_is_measured_as_by_autograd_or_refused(case: Case) -> None:
     x, y = data_of(case)
     torch.manual_seed(3)
     if case.refused is not None:
         with pytest.raises(FedkeepError, match=re.escape(case.refused)):
-            with Keeper.open(new_context(), case.make, N, **case.options or {}) as keeper:
-                keeper.offer(x, y)
-                keeper.sync(ArrayRecord(case.make().state_dict()))
+            participate(case)
         return
     sent = case.make if isinstance(case.make, nn.Module) else case.make()
     if case.name == "LazyLinear":
@@ -331,13 +421,13 @@ def test_a_model_is_measured_as_by_autograd_or_refused(case: Case) -> None:
         keeper.offer(x, y)
         assert keeper.status().stored == N, keeper.status()
         keeper.sync(ArrayRecord(sent.state_dict()))
-        batch = keeper._device.store.stored().batch  # type: ignore[union-attr]
-        model = keeper._model.vector(  # type: ignore[union-attr]
+        batch = keeper._stream.device.store.stored().batch  # type: ignore[union-attr]
+        model = keeper._stream.model.vector(  # type: ignore[union-attr]
             {name: part.numpy() for name, part in ArrayRecord(sent.state_dict()).items()}
         )
-        seen = keeper._model.learner.probe(model).measure(batch)  # type: ignore[union-attr]
+        seen = keeper._stream.model.learner.probe(model).measure(batch)  # type: ignore[union-attr]
     assert torch.equal(torch.get_rng_state(), before), "torch's random numbers go on as they were"
-    size = keeper._model.learner.gradient_size  # type: ignore[union-attr]
+    size = keeper._stream.model.learner.gradient_size  # type: ignore[union-attr]
     # InstanceNorm layers normalise by each image while they train, and are measured as they train.
     sent.train(case.name.startswith("InstanceNorm"))
     right = np.stack([by_hand(case, sent, place)[-size:] for place in range(N)])
@@ -413,7 +503,7 @@ def part_of(data: Any, places: slice) -> Any:
 def test_a_loop_with_corrections_still_learns_what_is_stored(case: Case, optimizer: str) -> None:
     torch.manual_seed(5)
     if case.name == "LazyLinear":
-        net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        net: nn.Module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     else:
         net = copy.deepcopy(case.make) if isinstance(case.make, nn.Module) else case.make()
     x, y = data_of(case)

@@ -69,7 +69,7 @@ def test_a_step_is_corrected_once_however_often_the_loop_asks_and_accumulates() 
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     own = gradient_of(module)
     steps = corrected(module, opposing(module))
-    for x, y in zip(X.split(2), Y.split(2), strict=True):
+    for x, y in zip(torch.split(X, 2), torch.split(Y, 2), strict=True):
         torch.autograd.backward(cross_entropy(module(x), y) / 4)
         steps.attach(module, optimizer)
     optimizer.step()

@@ -90,7 +90,7 @@ class DeviceMemory:
 
 
 def _temporary_folder() -> Path:
-    """This user's own folder for the files of devices that outlive no restart."""
+    """Make the user's own folder for files that need not outlive a restart."""
     folder = Path(tempfile.gettempdir()) / f"fedkeep-{getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()

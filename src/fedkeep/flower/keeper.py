@@ -7,7 +7,7 @@ A Keeper alone keeps the best samples of its own stream. What the strategy's wra
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,21 @@ class _Settings:
     seed: int
 
 
+@dataclass
+class _Stream:
+    """What a keeper has from its first sample on."""
+
+    pool: SamplePool
+    model: "UserModel"
+    device: Device
+    labels: int
+    """Regions of the store; 1 where it is not divided."""
+    example: int
+    """The number of a sample that is never forgotten: it shows the form of all."""
+    checked: bool = False
+    """Whether measured gradients have been compared with autograd's."""
+
+
 class Keeper:
     """Scores what it is offered, keeps the best, and remembers it all between two messages.
 
@@ -114,19 +129,14 @@ class Keeper:
         self._settings, self._memory, self._context = settings, memory, context
         self._report: Report | None = None
         self._steps: StepCorrection | None = None
-        self._model: UserModel | None = None
-        self._pool: SamplePool | None = None
-        self._device: Device | None = None
+        self._stream: _Stream | None = None
         self._release = ReleasePipeline()
-        self._labels = 1
-        self._example = -1
-        self._checked = False
         self._counts = Counter[str]()
         from fedkeep.learn.user_model import make_module
 
         make_module(settings.model)  # so that a mistake is seen here, and not at the first sample
         if state := memory.load():
-            self._restore(state)
+            self._stream = self._restored(state)
 
     @classmethod
     def open(
@@ -215,9 +225,8 @@ class Keeper:
     def __repr__(self) -> str:
         loss = self._settings.loss
         named = "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__)
-        stored = 0 if self._device is None else len(self._device.store.stored().batch)
         return (
-            f"Keeper(capacity={self._settings.capacity}, stored={stored}, "
+            f"Keeper(capacity={self._settings.capacity}, stored={self.status().stored}, "
             f"policy={self._settings.policy!r}, loss={named})"
         )
 
@@ -225,7 +234,7 @@ class Keeper:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None and self._device is not None:
+        if error is None:
             self._save()
 
     def offer(self, x: Any, y: Any) -> None:
@@ -246,12 +255,10 @@ class Keeper:
         samples, tree, dtypes = self._samples_of(x, targets)
         if not samples:
             return
-        if self._pool is None:
-            self._begin(samples[0], tree, dtypes, targets)
-        pool, device = self._pool, self._device
-        assert pool is not None
-        assert device is not None
-        labels, reasons = self._screened(samples, tree, targets)
+        if self._stream is None:
+            self._stream = self._begun(samples[0], tree, dtypes, targets)
+        stream, pool = self._stream, self._stream.pool
+        labels, reasons = _screened(stream, samples, tree, targets)
         taken = [place for place, reason in enumerate(reasons) if reason is None]
         try:
             numbers = [pool.add(samples[place], targets[place]) for place in taken]
@@ -263,12 +270,12 @@ class Keeper:
         ids = np.array(numbers, dtype=np.int64)
         batch = Batch(ids[:, None], labels[taken], ids)
         if len(ids):
-            if device.model is not None:
+            if stream.device.model is not None:
                 self._release.see(ids)
-            outcome, _ = device.observe(batch, time=0.0)
+            outcome, _ = stream.device.observe(batch, time=0.0)
             fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.fates.tolist())
             self._counts.update(fates)
-        self._prune()
+        _prune(stream)
         self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
         self._counts["offered"] += len(samples)
 
@@ -292,18 +299,18 @@ class Keeper:
         RejectedError
             If the model or the direction is no vector of finite numbers of its length.
         """
-        if self._device is None or self._model is None:
-            _content(model)
+        content = _content(model)
+        stream = self._stream
+        if stream is None:
             return
-        order = self._order(self._model, model, direction)
-        device = self._device
+        order, device = _order(stream.model, content, direction), stream.device
         device.screen(order)
         stored = device.store.stored().batch
-        if not self._checked and len(stored):
-            self._model.check(order.model, stored.take(slice(0, _CHECKED_SAMPLES)))
-            self._checked = True
+        if not stream.checked and len(stored):
+            stream.model.check(order.model, stored.take(slice(0, _CHECKED_SAMPLES)))
+            stream.checked = True
         pending = device.draft(order)
-        self._steps = self._step_correction(self._model, pending)
+        self._steps = self._step_correction(stream.model, pending)
         self._report = device.complete(pending, order.model)
         self._release.close_estimate()
         self._report = self._release.release(self._report, order)
@@ -338,10 +345,10 @@ class Keeper:
         x, y
             Two keys; samples are then dictionaries with these, else pairs (sample, target).
         """
-        if self._device is None or self._pool is None:
+        if self._stream is None:
             return []
-        pool = self._pool
-        numbers = self._device.store.stored().batch.ids.tolist()
+        pool = self._stream.pool
+        numbers = self._stream.device.store.stored().batch.ids.tolist()
         pairs = [(pool.sample(number), _plain(pool.target(number))) for number in numbers]
         if x is None or y is None:
             return pairs
@@ -349,7 +356,8 @@ class Keeper:
 
     def status(self) -> KeeperStatus:
         """Say what was offered, what became of it, and what is stored."""
-        stored = [] if self._device is None else self._device.store.stored().batch.y.tolist()
+        stream = self._stream
+        stored = [] if stream is None else stream.device.store.stored().batch.y.tolist()
         fates, unsound = (
             {
                 name.removeprefix(kind): count
@@ -372,19 +380,15 @@ class Keeper:
         """
         self._finish_steps()
         now, count = self.status(), 0 if self._report is None else self._report.gradient_samples
-        told = {
+        counts = {
             "samples": count,
             "offered": now.offered,
             "stored": now.stored,
             "labels": len(now.labels),
         }
-        about = ConfigRecord({**told, "unsound": sum(now.unsound.values())})
-        if (
-            self._device is not None
-            and self._device.gist is not None
-            and self._settings.privacy is None
-            and (did := self._device.gist.figures())
-        ):
+        about = ConfigRecord({**counts, "unsound": sum(now.unsound.values())})
+        gist = None if self._stream is None else self._stream.device.gist
+        if gist is not None and self._settings.privacy is None and (did := gist.figures()):
             about["gist"] = list(did)
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
@@ -427,71 +431,70 @@ class Keeper:
             )
         return samples, tree, [leaf.dtype for leaf in samples[0]] if n else []
 
-    def _begin(
+    def _begun(
         self,
         first: list[AnyArray],
         tree: Any,
         dtypes: list[np.dtype[Any]],
         targets: AnyArray,
-    ) -> None:
-        """Makes model and device for samples of the form of this one."""
-        shapes = tuple(leaf.shape for leaf in first)
-        varied = self._settings.collate is not None
+    ) -> _Stream:
+        """Make model and device for samples of the form of this one."""
+        settings = self._settings
+        classes = settings.loss is None
         names = tuple(dtype.name for dtype in dtypes)
-        classes = self._settings.loss is None
-        kind = "int64" if classes else targets.dtype.name
-        target = (kind, targets.shape[1:])
-        self._open_model(SampleForm(tree, names, shapes, target, varied), first, targets[0])
-        assert self._pool is not None
-        if self._pool.as_float and any(np.dtype(name).itemsize > 2 for name in names):
+        shapes = tuple(leaf.shape for leaf in first)
+        target = ("int64" if classes else targets.dtype.name, targets.shape[1:])
+        form = SampleForm(tree, names, shapes, target, settings.collate is not None)
+        pool, model, example = self._opened(form, first)
+        if pool.as_float and any(np.dtype(name).itemsize > 2 for name in names):
             # Numbers that were written as integers: the next may not be.
-            names = tuple("float32" for _ in names)
-            self._open_model(SampleForm(tree, names, shapes, target, varied), first, targets[0])
-        assert self._model is not None
+            form = replace(form, dtypes=tuple("float32" for _ in names))
+            pool, model, example = self._opened(form, first)
         whole = targets.ndim == 1 and targets.dtype.kind in "iub"
-        self._labels = self._settings.labels or (
-            self._model.scores if classes or (whole and self._model.scores > 1) else 1
-        )
-        self._device = self._make_device(self._model)
+        labels = settings.labels or 1
+        if settings.labels is None and (classes or (whole and model.scores > 1)):
+            labels = model.scores
+        return _Stream(pool, model, self._make_device(model, labels), labels, example)
 
-    def _open_model(self, form: SampleForm, first: list[AnyArray], target: AnyArray) -> None:
-        self._pool = SamplePool(form)
-        with np.errstate(invalid="ignore"):
-            example = [np.nan_to_num(leaf) for leaf in first]
-            # The example only shows the form: a target that is none must not stand for it.
-            self._example = self._pool.add(example, np.zeros_like(target))
-        self._model = self._user_model(self._pool)
+    def _opened(
+        self, form: SampleForm, first: list[AnyArray]
+    ) -> tuple[SamplePool, "UserModel", int]:
+        """Make a pool with an example of the form, and the model for it."""
+        pool = SamplePool(form)
+        dtype, shape = form.target
+        example = pool.add([np.nan_to_num(leaf) for leaf in first], np.zeros(shape, dtype))
+        return pool, self._user_model(pool, example), example
 
-    def _user_model(self, pool: SamplePool) -> "UserModel":
+    def _user_model(self, pool: SamplePool, example: int) -> "UserModel":
         from fedkeep.learn.user_model import UserModel
 
         settings = self._settings
         return UserModel(
             settings.model,
             pool,
-            self._example,
+            example,
             loss=settings.loss,
             output=settings.output,
             collate=settings.collate,
             last_layers=settings.last_layers,
         )
 
-    def _make_device(self, model: "UserModel") -> Device:
-        """The one place that knows what a device is made of."""
-        settings, said = self._settings, self._settings.tables
+    def _make_device(self, model: "UserModel", labels: int) -> Device:
+        """Make the device: the one place that knows what it is made of."""
+        settings, tables = self._settings, self._settings.tables
         guard = settings.privacy
         learner = model.learner
         device = Device(
             learner,
-            build(find_policy(settings.policy), said["policy"], "policy"),
+            build(find_policy(settings.policy), tables["policy"], "policy"),
             capacity=settings.capacity,
             sample_shape=(1,),
-            labels=self._labels,
-            regions=LabelRegions(self._labels),
-            after_use=AfterUse(**said["after_use"]),
-            weighting=Weighting(**said["weights"]),
-            options=DeviceOptions(**said["device"]),
-            gist=GistOptions(**said["gist"]),
+            labels=labels,
+            regions=LabelRegions(labels),
+            after_use=AfterUse(**tables["after_use"]),
+            weighting=Weighting(**tables["weights"]),
+            options=DeviceOptions(**tables["device"]),
+            gist=GistOptions(**tables["gist"]),
             clip=guard.clip if guard is not None and guard.protects("estimator") else None,
             seed=settings.seed,
         )
@@ -499,47 +502,10 @@ class Keeper:
             self._release = ReleasePipeline(guard, learner.gradient_size, self._save)
         return device
 
-    def _screened(
-        self, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
-    ) -> tuple[AnyArray, list[str | None]]:
-        """The region of each sample, and why one does not count; None where it does."""
-        assert self._pool is not None
-        form = self._pool.form
-        with np.errstate(invalid="ignore"):
-            finite = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
-            labels = np.zeros(len(targets), dtype=np.int64)
-            known: AnyArray = finite
-            if self._labels > 1:
-                whole = targets == np.floor(targets)
-                known = finite & whole & (targets >= 0) & (targets < self._labels)
-                labels[known] = targets[known].astype(np.int64)
-        reasons: list[str | None] = []
-        for leaves, is_known in zip(samples, known.tolist(), strict=True):
-            if not form.takes(leaves, tree):
-                reasons.append("shape")
-            elif not is_known:
-                reasons.append("label")
-            elif not all(np.isfinite(leaf).all() for leaf in leaves):
-                reasons.append("not-finite")
-            else:
-                reasons.append(None)
-        return labels, reasons
-
-    def _order(
-        self, own: "UserModel", model: Message | ArrayRecord | Vector, direction: Vector | None
-    ) -> TrainOrder:
-        """The order in what came; frozen parameters and buffers go to the layers they belong to."""
-        came, beside, round_, accepted = _content(model)
-        if isinstance(came, ArrayRecord):
-            came = own.vector({name: array.numpy() for name, array in came.items()})
-        local = LocalTraining(1.0, 1)  # what is trained, and how, is the user's
-        given = beside if direction is None else direction
-        return TrainOrder(round_, came, given, local, accepted)
-
     def _step_correction(
         self, model: "UserModel", pending: PendingUpdate
     ) -> "StepCorrection | None":
-        """What corrects the steps of a loop in which all stored samples count alike."""
+        """Make what corrects the steps of a loop in which all stored samples count alike."""
         from fedkeep.learn.step_correction import Progress, StepCorrection, UnitEvidence
 
         correction, stored = pending.job.correction, pending.stored
@@ -580,7 +546,7 @@ class Keeper:
         steps.steps = 0
 
     def _recall(self, name: str) -> float:
-        """A number that is remembered of earlier participations, in the Context; 0 at first."""
+        """Recall a number of earlier participations from the Context; 0 at first."""
         record = self._context.state.config_records.get(MEMORY, ConfigRecord())
         return float(str(record.get(name, 0.0)))
 
@@ -591,57 +557,98 @@ class Keeper:
             return "none"
         return "on" if self._steps.stopped is None else f"off: {self._steps.stopped}"
 
-    def _prune(self) -> None:
-        assert self._pool is not None
-        assert self._device is not None
-        self._pool.prune({*self._device.store.stored().batch.ids.tolist(), self._example})
-
     def _save(self) -> None:
-        """Writes all that is needed to go on; a direction that no policy asks for is left out."""
-        assert self._device is not None
-        assert self._pool is not None
-        assert self._model is not None
-        self._prune()
-        state = self._device.snapshot()
-        if not self._device.policy.uses_direction:
+        """Write all that is needed to go on; a direction that no policy asks for is left out."""
+        stream = self._stream
+        if stream is None:
+            return
+        _prune(stream)
+        state = stream.device.snapshot()
+        if not stream.device.policy.uses_direction:
             state.pop("direction", None)
         facts = {
-            "labels": self._labels,
-            "example": self._example,
-            "checked": self._checked,
-            "as_float": self._pool.as_float,
+            "labels": stream.labels,
+            "example": stream.example,
+            "checked": stream.checked,
+            "as_float": stream.pool.as_float,
         }
+        form = stream.pool.form.to_json().encode()
         self._memory.save(
             add_prefix("device", state)
-            | add_prefix("pool", self._pool.snapshot())
-            | add_prefix("constants", self._model.changed_constants())
+            | add_prefix("pool", stream.pool.snapshot())
+            | add_prefix("constants", stream.model.changed_constants())
             | snapshot_parts(dict(self._release.kept(under_way=False)))
             | {name: np.array(value) for name, value in facts.items()}
             | {
-                "samples": np.frombuffer(self._pool.form.to_json().encode(), dtype=np.uint8),
+                "samples": np.frombuffer(form, dtype=np.uint8),
                 "counts": packed(dict(self._counts)),
             }
         )
 
-    def _restore(self, state: State) -> None:
+    def _restored(self, state: State) -> _Stream:
+        """Make what was saved."""
         self._counts.update(from_array(state["counts"], dict[str, int]))
-        self._labels, self._example = int(state["labels"]), int(state["example"])
-        self._checked = bool(state["checked"])
         form = SampleForm.from_json(state["samples"].tobytes().decode())
-        self._pool = SamplePool(form, as_float=bool(state["as_float"]))
-        self._pool.restore(strip_prefix("pool", state))
-        self._model = self._user_model(self._pool)
-        self._model.learner.load_constants(strip_prefix("constants", state))
-        self._device = self._make_device(self._model)
-        self._device.restore(strip_prefix("device", state))
+        pool = SamplePool(form, as_float=bool(state["as_float"]))
+        pool.restore(strip_prefix("pool", state))
+        labels, example = int(state["labels"]), int(state["example"])
+        model = self._user_model(pool, example)
+        model.learner.load_constants(strip_prefix("constants", state))
+        device = self._make_device(model, labels)
+        device.restore(strip_prefix("device", state))
         kept = self._release.kept(under_way=False)
         restore_parts({n: part for n, part in kept.items() if strip_prefix(n, state)}, state)
+        return _Stream(pool, model, device, labels, example, bool(state["checked"]))
+
+
+def _prune(stream: _Stream) -> None:
+    """Forget the samples that are not stored."""
+    stream.pool.prune({*stream.device.store.stored().batch.ids.tolist(), stream.example})
+
+
+def _screened(
+    stream: _Stream, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
+) -> tuple[AnyArray, list[str | None]]:
+    """Find the region of each sample, and why one does not count; None where it does."""
+    labels = np.zeros(len(targets), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
+        if stream.labels > 1:
+            whole = targets == np.floor(targets)
+            known = known & whole & (targets >= 0) & (targets < stream.labels)
+            labels[known] = targets[known].astype(np.int64)
+    reasons: list[str | None] = []
+    for leaves, is_known in zip(samples, known.tolist(), strict=True):
+        if not stream.pool.form.takes(leaves, tree):
+            reasons.append("shape")
+        elif not is_known:
+            reasons.append("label")
+        elif not all(np.isfinite(leaf).all() for leaf in leaves):
+            reasons.append("not-finite")
+        else:
+            reasons.append(None)
+    return labels, reasons
+
+
+def _order(
+    own: "UserModel",
+    content: tuple[Any, Vector | None, int, int | None],
+    direction: Vector | None,
+) -> TrainOrder:
+    """Make an order of what came; what is frozen goes to the layers it belongs to."""
+    came, beside, round_, accepted = content
+    if isinstance(came, ArrayRecord):
+        came = own.vector({name: array.numpy() for name, array in came.items()})
+    local = LocalTraining(1.0, 1)  # what is trained, and how, is the user's
+    given = beside if direction is None else direction
+    return TrainOrder(round_, came, given, local, accepted)
 
 
 def _privacy_options(table: Table, gist: GistOptions) -> PrivacyOptions:
-    """The options, if a keeper can keep what they promise."""
+    """Build the options, if a keeper can keep what they promise."""
     options = build(PrivacyOptions, table, "privacy")
-    if options.secure_aggregation or options.encrypted_profiles or options.protect != ("estimator",):
+    others = options.secure_aggregation or options.encrypted_profiles
+    if others or options.protect != ("estimator",):
         raise ConfigError(
             "a keeper protects its estimate alone: privacy takes epsilon, delta, unit, clip, "
             "planned_participations and retransmissions; a mod of Flower's protects the model"
@@ -657,7 +664,7 @@ def _privacy_options(table: Table, gist: GistOptions) -> PrivacyOptions:
 def _content(
     model: Message | ArrayRecord | Vector,
 ) -> tuple[Any, Vector | None, int, int | None]:
-    """The model's record or vector, the direction, the round, and the last estimate accepted."""
+    """Find the model, the direction, the round, and the last estimate accepted."""
     round_, accepted, direction = 0, None, None
     came: Any = model
     if isinstance(model, Message):
@@ -665,8 +672,8 @@ def _content(
         if DIRECTION in content.array_records:
             direction = content.array_records[DIRECTION]["direction"].numpy()
         if KEEPER in content.config_records:
-            said = content.config_records[KEEPER]
-            round_, accepted = int(str(said["round"])), int(str(said["accepted"]))
+            config = content.config_records[KEEPER]
+            round_, accepted = int(str(config["round"])), int(str(config["accepted"]))
         came = next(record for name, record in content.array_records.items() if name != DIRECTION)
     if not isinstance(came, ArrayRecord | np.ndarray):
         raise ConfigError(
@@ -676,5 +683,5 @@ def _content(
 
 
 def _plain(target: AnyArray) -> Any:
-    """A single number as Python's own."""
+    """Make a single number Python's own."""
     return target.item() if target.ndim == 0 else target

@@ -4,12 +4,11 @@ Loading a model is then one copy. The module also notes what its layers see: one
 backward pass give all that closed forms need, the input and the error of each valued layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import RLock
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -52,9 +51,9 @@ class Network:
             )
             if keeps_statistics and not isinstance(part, FrozenNorm):
                 raise FedkeepError(
-                    f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps "
-                    "statistics outside the parameters, so no sample has a gradient of its own: "
-                    "use LayerNorm instead"
+                    f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and "
+                    "keeps statistics outside the parameters, so no sample has a gradient of its "
+                    "own: use LayerNorm instead"
                 )
             if getattr(part, "inplace", False):
                 part.inplace = False  # noted outputs must stay as they were
@@ -136,7 +135,7 @@ class Network:
 
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
-        """Hold the module in training mode, in which dropout acts, with random numbers from `seed`."""
+        """Hold the module in training mode: dropout acts, with random numbers from `seed`."""
         with fork_rng(devices=[]), self.differentiable(self.parameters):
             torch.default_generator.manual_seed(seed)
             self.module.train()
@@ -179,12 +178,12 @@ class Network:
 
 
 def _own(layer: nn.Module, trainable: set[int]) -> list[nn.Parameter]:
-    """The trainable parameters of the layer itself."""
+    """List the trainable parameters of the layer itself."""
     return [p for p in layer.parameters(recurse=False) if id(p) in trainable]
 
 
 class FrozenNorm(nn.Module):
-    """What a BatchNorm layer is in evaluation mode, with parameters and statistics of the same names."""
+    """A BatchNorm layer as it is in evaluation, with the same names."""
 
     running_mean: Tensor
     running_var: Tensor

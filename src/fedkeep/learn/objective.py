@@ -82,7 +82,7 @@ class Objective:
         return Batch(x, batch.y, batch.ids)
 
     def read(self, batch: Batch, device: torch.device) -> tuple[Any, Any]:
-        """The module's input and the loss's targets, as tensors on the module's device."""
+        """Make the module's input and the loss's targets, as tensors on the module's device."""
         if self.pool is None or self.stacked:
             return as_tensor(batch.x).to(device), as_tensor(batch.y).to(device)
         pool, numbers = self.pool, batch.x[:, 0]
@@ -98,12 +98,12 @@ class Objective:
         return _moved(self._collate(samples), device), y
 
     def losses(self, module: Callable[..., Any], x: Any, y: Any) -> Tensor:
-        """The loss of each sample, (n,); what a loss gives for each of many targets is averaged."""
+        """Compute the loss of each sample, (n,), the mean over its targets if it has many."""
         found = self._loss(self.outputs(module, x), y)
         return found.flatten(1).mean(1) if found.dim() > 1 else found
 
     def outputs(self, module: Callable[..., Any], x: Any) -> Any:
-        """What the loss takes: the module's outputs for a batch."""
+        """Compute what the loss takes: the module's outputs for a batch."""
         args, named = arguments(module, x)
         given = module(*args, **named)
         return given if self._output is None else self._output(given)
@@ -175,7 +175,7 @@ def arguments(module: Callable[..., Any], x: Any) -> tuple[Sequence[Any], dict[s
 
 
 def _moved(tree: Any, device: torch.device) -> Any:
-    """The tensors of a tree on this device."""
+    """Move the tensors of a tree to a device."""
     if isinstance(tree, dict):
         return {name: _moved(part, device) for name, part in tree.items()}
     if isinstance(tree, tuple | list):

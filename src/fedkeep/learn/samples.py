@@ -59,7 +59,7 @@ def join(tree: Tree, leaves: Sequence[Any]) -> Any:
 
 
 def to_array(values: Any) -> AnyArray:
-    """An array of numbers; tensors on another device, or part of a graph, are copied out of it.
+    """Make an array of numbers; tensors on another device, or in a graph, are copied out of it.
 
     Floats become float32; all other numbers stay as they are.
     """
@@ -101,12 +101,12 @@ class SampleForm:
         )
 
     def to_json(self) -> str:
-        """The form as text."""
+        """Write the form as text."""
         return json.dumps([self.tree, self.dtypes, self.shapes, self.target, self.varied])
 
     @staticmethod
     def from_json(text: str) -> "SampleForm":
-        """The form that was written as text."""
+        """Read a form that was written as text."""
         tree, dtypes, shapes, (dtype, shape), varied = json.loads(text)
         as_shapes = tuple(tuple(of_leaf) for of_leaf in shapes)
         return SampleForm(tree, tuple(dtypes), as_shapes, (dtype, tuple(shape)), varied)
@@ -157,16 +157,16 @@ class SamplePool:
         self._samples = {number: self._samples[number] for number in numbers}
 
     def leaves(self, number: int) -> tuple[AnyArray, ...]:
-        """The arrays of a sample, as the model takes them."""
+        """Give the arrays of a sample, as the model takes them."""
         own, _ = self._samples[number]
         return tuple(leaf.astype(np.float32) for leaf in own) if self.as_float else own
 
     def sample(self, number: int) -> Any:
-        """A sample in the form in which it came, as the model takes it."""
+        """Give a sample in the form in which it came, as the model takes it."""
         return join(self.form.tree, self.leaves(number))
 
     def stacked(self, numbers: IntArray) -> list[AnyArray]:
-        """The arrays of these samples, one (n, ...) for each array of a sample."""
+        """Stack these samples, to one array (n, ...) for each array of a sample."""
         if not len(numbers):
             return [
                 np.zeros((0, *shape), dtype=np.float32 if self.as_float else dtype)
@@ -176,11 +176,11 @@ class SamplePool:
         return [np.stack(of_leaf) for of_leaf in zip(*rows, strict=True)]
 
     def target(self, number: int) -> AnyArray:
-        """The target of a sample."""
+        """Give the target of a sample."""
         return self._samples[number][1]
 
     def targets(self, numbers: IntArray) -> AnyArray:
-        """The targets of these samples, (n, ...)."""
+        """Stack the targets of these samples, (n, ...)."""
         dtype, shape = self.form.target
         rows = [self.target(number) for number in numbers.tolist()]
         return np.stack(rows) if rows else np.zeros((0, *shape), dtype=dtype)

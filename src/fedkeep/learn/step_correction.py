@@ -29,7 +29,7 @@ log = logging.getLogger("fedkeep.flower")
 _WRAPPERS = ("module.", "_orig_mod.", "_module.")
 """What wrappers put before a parameter's name: DistributedDataParallel, torch.compile, Opacus."""
 _UNIT = 0.5
-"""By how much, relative to 1, the loop's gradients may differ from the declared loss's unnoticed."""
+"""By how much, relative to 1, a loop's unit may differ from the declared loss's unnoticed."""
 _SPREADS = 3.0
 """How many standard deviations of a single sample's gradient are no evidence of another unit."""
 _RISE = 1.02
@@ -181,7 +181,7 @@ class StepCorrection:
         self._attached.clear()
 
     def _whole(self, last: Vector) -> list[Tensor]:
-        """The last numbers of a flat model by parameter, the others zero."""
+        """Divide the last numbers of a flat model by parameter, the others zero."""
         whole = np.zeros(self._layout.size, dtype=np.float32)
         whole[self._layout.size - len(last) :] = last
         views: list[Tensor] = self._layout.views(as_tensor(whole))
@@ -241,13 +241,13 @@ class StepCorrection:
             )
 
     def _strength(self) -> float:
-        """How much of the correction this step takes: it fades from look to look as it has faded."""
+        """Tell how much of it this step takes: it goes on fading at the rate last seen."""
         step, slope = self._known
         return 1.0 if step == 0 else float(slope ** ((self.steps - 1) / step))
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without what wrappers put before it."""
+    """Take what wrappers put before a parameter's name away."""
     while name.startswith(_WRAPPERS):
         name = name.partition(".")[2]
     return name

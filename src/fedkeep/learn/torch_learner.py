@@ -1,8 +1,9 @@
-"""Any torch module as a learner: measured by closed forms where they hold, trained by weighted local SGD.
+"""Any torch module as a learner: by closed forms where they hold, trained by weighted local SGD.
 
-Which way of measuring is right is found out at the first look: three samples are measured one by one by plain backprop,
-then as a batch. That costs a few milliseconds once, and means that a module which calls a layer twice, ties weights, or
-mixes samples in a way no list of layer types could foresee is found out rather than measured wrongly.
+Which way of measuring is right is found out at the first batch: three samples are measured one by
+one by plain backprop, then together. That costs a few milliseconds once. A module which calls a
+layer twice, ties weights, or mixes samples in a way no list of layer types could foresee is found
+out rather than measured wrongly.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasuremen
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
 _STACKED_SAMPLES = 24
-"""With more samples each, training one after the other was as fast or faster with LeNet and the traffic CNN."""
+"""With more samples each, training one by one was as fast, with LeNet and the traffic CNN."""
 _TOLERANCE = 1e-3
 
 
@@ -45,7 +46,8 @@ class TorchLearner:
     >>> learner = TorchLearner(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
     >>> learner.size, learner.layout.names
     (14, ('1.weight', '1.bias'))
-    >>> batch = Batch(np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64), np.arange(5))
+    >>> x, y = np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64)
+    >>> batch = Batch(x, y, np.arange(5))
     >>> learner.probe(learner.initial(0)).measure(batch).norms().shape
     (5,)
     """
@@ -71,7 +73,7 @@ class TorchLearner:
         self._ways: tuple[MeasurementsClass, bool] | None = None
 
     def initial(self, seed: int) -> Vector:
-        """The parameters of a new module, as its own layers initialise them."""
+        """Make the parameters of a new module, as its own layers initialise them."""
         with fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = self._factory()
@@ -85,7 +87,10 @@ class TorchLearner:
     def measure_many(
         self, models: Sequence[Vector], batches: Sequence[Batch]
     ) -> list[PerSampleGradients]:
-        """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
+        """Measure each batch under its own model, which must not change any more.
+
+        All small batches of chains of layers are measured at once.
+        """
         network = self._network
         if network.objective.pool is not None:
             batches = [network.objective.dense(batch) for batch in batches]
@@ -122,12 +127,13 @@ class TorchLearner:
         return self._ways
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
+        """Train by weighted local SGD (Eq. 12)."""
         return self.train_many(model, [job], local)[0]
 
     def train_many(
         self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
     ) -> list[Vector]:
-        """Where each job leads from the same model, in one call where that is possible and faster."""
+        """Train each job from the same model, in one call where that is faster."""
         network = self._network
         if not network.plain:
             raise FedkeepError("a model with a loss of its own is trained by its user's loop")
@@ -146,14 +152,14 @@ class TorchLearner:
     def _chained(
         self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> Sequence[Tensor]:
-        """Of models of a chain of layers, by matrix products; samples that only pad a short batch have no share."""
+        """Gradients of chains of layers, by matrix products; padding has no share."""
         passed = Pass(self._network.chain or [], parameters, x)
         return passed.gradients(output_error(passed.logits, y).mul_(share[:, None]))
 
     def _differentiated(
         self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> Sequence[Tensor]:
-        """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
+        """Gradients of the one loaded model by autograd, as many samples as stay in the cache."""
         network = self._network
         total: Sequence[Tensor] = ()
         for part, labels, own in zip(
@@ -170,6 +176,7 @@ class TorchLearner:
         return total
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        """Compute class scores, (n, classes)."""
         network = self._network
         with network.loaded(model, frozen=False):
             return torch.cat(
@@ -180,9 +187,15 @@ class TorchLearner:
 def ways_to_measure(
     network: Network, model: Vector, batch: Batch
 ) -> tuple[MeasurementsClass, bool]:
-    """The fastest measurements that are exact for this module, and whether one pass of many models is exact, too.
+    """Find the fastest measurements that are exact for this module.
 
-    Three different samples, made from the first of a batch, must be seen as plain backprop of each alone sees them.
+    Three different samples, made from the first of a batch, must be seen as plain backprop of each
+    alone sees them.
+
+    Returns
+    -------
+    tuple
+        The measurements, and whether one pass of many models is exact, too.
     """
     x = np.stack(
         [np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)]
@@ -194,8 +207,8 @@ def ways_to_measure(
         together, np.concatenate([one.losses() for one in alone]), rtol=_TOLERANCE, atol=_TOLERANCE
     ):
         raise FedkeepError(
-            "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
-            "gradient of its own: replace the layer that mixes samples"
+            "the model's loss of a sample depends on the other samples of its batch, so no sample "
+            "has a gradient of its own: replace the layer that mixes samples"
         )
     gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
     direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)

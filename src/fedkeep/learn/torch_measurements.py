@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils._pytree import tree_map
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.slices import of_kind
@@ -29,16 +29,17 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Placed(Outer):
-    """A weight that is used at several places of a sample: that of a convolution, or of a linear layer along a row."""
+    """A weight used at several places of a sample: a convolution's, or that of tokens."""
 
     layer: Any = None
 
     @property
     def size(self) -> int:
+        """P, the number of parameters."""
         return sum(parameter.numel() for parameter in self.layer.parameters())
 
     def inner(self, other: Outer) -> AnyArray:
-        """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
+        """<grad_i, grad'_i> from the gradients themselves: a sample's places are summed first."""
         theirs = of_kind(Placed, other)
         return _inner_products(self._gradients(), None if theirs is self else theirs._gradients())
 
@@ -55,6 +56,7 @@ class Placed(Outer):
         return response.sum(tuple(range(1, response.dim()))).numpy()
 
     def add_up(self, shares: Vector, out: Vector) -> None:
+        """Write the samples' gradients, multiplied by their shares and summed, into `out`."""
         e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
         torch.cat(
             [gradient.reshape(-1) for gradient in self._summed(self.a, e)],
@@ -62,7 +64,7 @@ class Placed(Outer):
         )
 
     def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
-        """The gradients of the weight and, where there is one, the bias, summed over these samples."""
+        """Sum the gradients by the weight and, where there is one, the bias."""
         layer = self.layer
         if isinstance(layer, nn.Linear):
             a, e = a.flatten(0, -2), e.flatten(0, -2)
@@ -81,7 +83,7 @@ class Placed(Outer):
             yield of_each(a[:, None], e[:, None])
 
     def _geometry(self) -> tuple[Any, ...]:
-        """Stride, padding and dilation, not transposed, no output padding, and groups of a convolution."""
+        """Stride, padding, dilation, not transposed, no output padding, and groups."""
         layer = self.layer
         return (
             layer.stride,
@@ -94,7 +96,7 @@ class Placed(Outer):
 
 
 class TorchMeasurements(FactoredMeasurements):
-    """The closed forms of linear and convolutional layers, from what they see in a pass of the module itself."""
+    """Closed forms of linear and convolutional layers, from what they see in a pass."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
         self._network, self._model, self._batch, self._n = network, model, batch, len(batch)
@@ -102,20 +104,23 @@ class TorchMeasurements(FactoredMeasurements):
         self._noted: list[Outer] = []
 
     def losses(self) -> Scores:
+        """Compute the loss of each sample."""
         self._last(1)
         return cross_entropy(self._logits, as_tensor(self._batch.y)).double().numpy()
 
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         return torch.as_tensor(self._last(1)[-1].a).flatten(1).numpy()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes that are kept for later questions."""
         return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
     def _last(self, wanted: int | None = None) -> list[Outer]:
         """By a forward and a backward pass, which gives the logits too.
 
-        Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
+        Autograd starts at the first noted output; where that is the logits, nothing is left to do.
         """
         network = self._network
         layers = network.valued_layers[-(wanted or 0) :]
@@ -130,7 +135,7 @@ class TorchMeasurements(FactoredMeasurements):
             inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
             errors = [error] if outputs[-1] is graph else []
             if below := outputs[: len(outputs) - len(errors)]:
-                # of a sum: given the error as it is, torch would first load half a second's worth of symbolic math
+                # Of a sum: given the error as it is, torch would first load its symbolic math.
                 errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
         self._noted = []
         for layer, a, e in zip(layers, inputs, errors, strict=True):
@@ -157,19 +162,23 @@ class ChainTrace:
 
     @cached_property
     def losses(self) -> AnyArray:
+        """Compute the loss of each sample."""
         found: AnyArray = cross_entropy(self._passed.logits, self._y).numpy()
         return found
 
     @cached_property
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         return self._passed.links[-1].x.mT.numpy()
 
     @cached_property
     def head(self) -> Outer:
+        """Factors of the last layer."""
         return Outer(self.activations, self._error.mT.numpy())
 
     @cached_property
     def valued(self) -> list[Outer]:
+        """Factors of the valued layers."""
         links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
         factors = [link.factors(error) for link, error in links][::-1]
         # The activations of all layers are much larger than what is made of them.
@@ -240,7 +249,7 @@ class AutogradMeasurements(BatchMeasurements):
         return np.sqrt(self._inner(self, self._network.head_names))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        """sum_i w_i grad_i / n."""  # noqa: D400, D403
+        """Average the samples' gradients, each multiplied by its weight."""
         shares = as_tensor(weights / max(1, self._n)).to(self._network.device)
         parameters = self._network.valued_parameters
         with self._loaded(), self._network.differentiable(parameters):
@@ -249,7 +258,7 @@ class AutogradMeasurements(BatchMeasurements):
         return torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
 
     def activations(self) -> AnyArray:
-        """Inputs of the last layer, (n, d)."""
+        """Give the inputs of the last layer, (n, d)."""
         network = self._network
         with self._loaded(), torch.no_grad():  # or no output could be changed in place
             _, [calls] = network.observe(self._x, network.valued_layers[-1:])
@@ -270,7 +279,7 @@ class AutogradMeasurements(BatchMeasurements):
         return _inner_products(self._gradients(size, names), theirs)
 
     def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
-        """The gradient of every sample by each of `names`, (n, *shape), `size` at a time."""
+        """Compute each sample's gradient by each of `names`, (n, *shape), `size` at a time."""
         network, objective = self._network, self._network.objective
         module = network.module
 

@@ -4,7 +4,7 @@ from torch import nn
 
 
 def lenet(classes: int = 10) -> nn.Module:
-    """The authors' LeNet for (n, 1, 28, 28) pictures; there is no activation between its dense layers."""
+    """Make the authors' LeNet for (n, 1, 28, 28) images; no activation between dense layers."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -13,7 +13,7 @@ def lenet(classes: int = 10) -> nn.Module:
 
 
 def traffic_cnn(classes: int = 20) -> nn.Module:
-    """The CNN for (n, 3, 64) sequences: size, direction and gap of 64 packets, channels first."""
+    """Make the CNN for (n, 3, 64) sequences: size, direction and gap of 64 packets."""
     return nn.Sequential(
         nn.Conv1d(3, 32, 3, padding=1), nn.ReLU(),
         nn.Conv1d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2),

@@ -150,7 +150,7 @@ class UserModel:
         return without_statistics(self._materialised(make_module(model)))
 
     def _materialised(self, module: nn.Module) -> nn.Module:
-        """The module, lazy layers given their shapes by the example."""
+        """Give lazy layers their shapes by the example."""
         lazy = [name for name, part in module.named_modules() if isinstance(part, LazyModuleMixin)]
         if lazy:
             with fork_rng(devices=[]):
@@ -171,7 +171,7 @@ class UserModel:
             return self._objective.outputs(module, x)
 
     def _scores(self) -> int:
-        """The outputs of each sample; samples become floats where the model takes no integers."""
+        """Count the outputs; samples become floats where the model takes no integers."""
         module, pool = self._reference.eval(), self._objective.pool
         integers = pool is not None and {np.dtype(d).kind for d in pool.form.dtypes} & set("iub")
         if integers and pool is not None:
@@ -191,7 +191,7 @@ class UserModel:
             return self._objective.check(module, x, y)
 
     def _load(self, model: Vector) -> None:
-        """Gives the reference module the parameters of a model."""
+        """Give the reference module the parameters of a model."""
         layout = self.learner.layout
         named = dict(zip(layout.names, layout.views(model), strict=True)) | self.learner.constants()
         with torch.no_grad():
@@ -221,7 +221,7 @@ class UserModel:
             return objective.losses(module, x, y).cpu().numpy()
 
     def _mixing_layer(self, batch: Batch) -> str:
-        """The first layer whose output for a sample depends on the others of its batch."""
+        """Find the first layer whose output for a sample depends on the others of its batch."""
         outputs: dict[str, list[Tensor]] = {}
 
         def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
