@@ -175,9 +175,13 @@ def test_unsound_samples_are_counted_and_none_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("y", "said"),
-    [([0.5, 1.25], "regression"), ([[0, 1], [1, 0]], "one class number a sample"), ([0], "one class number a sample"),
-     (["a", "b"], "arrays or tensors of numbers")],
-)  # fmt: skip
+    [
+        ([0.5, 1.25], "regression"),
+        ([[0, 1], [1, 0]], "one class number a sample"),
+        ([0], "one class number a sample"),
+        (["a", "b"], "arrays or tensors of numbers"),
+    ],
+)
 def test_what_are_no_classes_is_refused_in_a_sentence(y: object, said: str) -> None:
     with opened() as keeper, pytest.raises(ConfigError, match=said):
         keeper.offer(np.zeros((2, 5)), y)
@@ -524,3 +528,28 @@ def test_arrays_that_are_numbered_are_taken_in_the_models_order() -> None:
         keeper.sync(ArrayRecord(arrays))
         right = np.concatenate([array.ravel() for array in arrays])
         np.testing.assert_array_equal(keeper._stream.device.model, right)  # type: ignore[union-attr,arg-type]
+
+
+def test_corrections_measure_what_was_given_out_though_the_store_has_changed() -> None:
+    context = make_node(0, make_app(), {}).context
+    with Keeper.open(context, net, 9, gist="local") as keeper:
+        keeper.offer(*arrivals(0, 0, 40))
+        keeper.sync(ArrayRecord(net().state_dict()))
+    with Keeper.open(context, net, 9, gist="local") as keeper:
+        keeper.offer(*arrivals(0, 1, 40))
+        keeper.sync(ArrayRecord(net().state_dict()))
+        kept = keeper.samples()
+        keeper.offer(*arrivals(0, 2, 200))
+    assert len(keeper.samples()) == 9
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    keeper.correct(model, optimizer)
+    x, y = (torch.tensor(np.stack(part)) for part in zip(*kept, strict=True))
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+    keeper.records()
+    assert keeper.status().correction == "on"
+    with np.load(keeper._memory.path) as saved:
+        assert len(saved["pool.numbers"]) == 10, "nine samples, and one that shows their form"

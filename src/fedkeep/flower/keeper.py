@@ -16,9 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config.components import find_policy
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.core.device import Device, DeviceOptions, PendingUpdate
+from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gist import GistOptions
+from fedkeep.core.gist import GistOptions, StoredGradients
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
@@ -93,6 +93,13 @@ class _Stream:
     """The number of a sample that is never forgotten: it shows the form of all."""
     checked: bool = False
     """Whether measured gradients have been compared with autograd's."""
+    trained_on: frozenset[int] = frozenset()
+    """Numbers of the samples that the last sync gave out: corrections measure them again."""
+
+    @property
+    def kept(self) -> set[int]:
+        """Numbers of the samples that outlive the process."""
+        return {*self.device.store.stored().batch.ids.tolist(), self.example}
 
 
 class Keeper:
@@ -275,7 +282,7 @@ class Keeper:
             outcome, _ = stream.device.observe(batch, time=0.0)
             fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.fates.tolist())
             self._counts.update(fates)
-        _prune(stream)
+        pool.prune(stream.kept | stream.trained_on)
         self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
         self._counts["offered"] += len(samples)
 
@@ -309,9 +316,9 @@ class Keeper:
         if not stream.checked and len(stored):
             stream.model.check(order.model, stored.take(slice(0, _CHECKED_SAMPLES)))
             stream.checked = True
-        pending = device.draft(order)
-        self._steps = self._step_correction(stream.model, pending)
-        self._report = device.complete(pending, order.model)
+        stream.trained_on = frozenset(stored.ids.tolist())
+        self._report, correction, gradients = _participate(device, order)
+        self._steps = self._step_correction(stream.model, stored, correction, gradients)
         self._release.close_estimate()
         self._report = self._release.release(self._report, order)
 
@@ -503,16 +510,18 @@ class Keeper:
         return device
 
     def _step_correction(
-        self, model: "UserModel", pending: PendingUpdate
+        self,
+        model: "UserModel",
+        batch: Batch,
+        correction: Vector | None,
+        stored: StoredGradients | None,
     ) -> "StepCorrection | None":
         """Make what corrects the steps of a loop in which all stored samples count alike."""
         from fedkeep.learn.step_correction import Progress, StepCorrection, UnitEvidence
 
-        correction, stored = pending.job.correction, pending.stored
         if correction is None or stored is None:
             return None
-        learner, batch = model.learner, pending.job.batch
-        before = stored.after
+        learner, before = model.learner, stored.after
         gradient = before.mean_gradient()
 
         def measure(vector: Vector) -> Progress:
@@ -562,7 +571,6 @@ class Keeper:
         stream = self._stream
         if stream is None:
             return
-        _prune(stream)
         state = stream.device.snapshot()
         if not stream.device.policy.uses_direction:
             state.pop("direction", None)
@@ -575,7 +583,7 @@ class Keeper:
         form = stream.pool.form.to_json().encode()
         self._memory.save(
             add_prefix("device", state)
-            | add_prefix("pool", stream.pool.snapshot())
+            | add_prefix("pool", stream.pool.snapshot(sorted(stream.kept)))
             | add_prefix("constants", stream.model.changed_constants())
             | snapshot_parts(dict(self._release.kept(under_way=False)))
             | {name: np.array(value) for name, value in facts.items()}
@@ -599,11 +607,6 @@ class Keeper:
         kept = self._release.kept(under_way=False)
         restore_parts({n: part for n, part in kept.items() if strip_prefix(n, state)}, state)
         return _Stream(pool, model, device, labels, example, bool(state["checked"]))
-
-
-def _prune(stream: _Stream) -> None:
-    """Forget the samples that are not stored."""
-    stream.pool.prune({*stream.device.store.stored().batch.ids.tolist(), stream.example})
 
 
 def _screened(
@@ -642,6 +645,15 @@ def _order(
     local = LocalTraining(1.0, 1)  # what is trained, and how, is the user's
     given = beside if direction is None else direction
     return TrainOrder(round_, came, given, local, accepted)
+
+
+def _participate(
+    device: Device, order: TrainOrder
+) -> tuple[Report, Vector | None, StoredGradients | None]:
+    """Take part without training: the report, the first step's correction, and what it is of."""
+    pending = device.draft(order)
+    report = device.complete(pending, order.model)
+    return report, pending.job.correction, pending.stored
 
 
 def _privacy_options(table: Table, gist: GistOptions) -> PrivacyOptions:

@@ -185,14 +185,13 @@ class SamplePool:
         rows = [self.target(number) for number in numbers.tolist()]
         return np.stack(rows) if rows else np.zeros((0, *shape), dtype=dtype)
 
-    def snapshot(self) -> State:
-        """All samples as plain arrays, the numbers of each end to end."""
-        columns = {
-            "numbers": np.array(list(self._samples), dtype=np.int64),
-            "targets": self.targets(np.array(list(self._samples), dtype=np.int64)),
-        }
+    def snapshot(self, numbers: Sequence[int]) -> State:
+        """Write these samples as plain arrays, the values of each end to end."""
+        chosen = [self._samples[number] for number in numbers]
+        ids = np.array(numbers, dtype=np.int64)
+        columns: State = {"numbers": ids, "targets": self.targets(ids)}
         for place, dtype in enumerate(self.form.dtypes):
-            own = [leaves[place] for leaves, _ in self._samples.values()]
+            own = [leaves[place] for leaves, _ in chosen]
             shapes = np.array([leaf.shape for leaf in own], dtype=np.int64)
             columns[f"shapes.{place}"] = shapes.reshape(len(own), len(self.form.shapes[place]))
             values = np.concatenate([leaf.ravel() for leaf in own]) if own else np.zeros(0, dtype)
