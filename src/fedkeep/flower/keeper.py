@@ -139,11 +139,12 @@ class Keeper:
         self._stream: _Stream | None = None
         self._release = ReleasePipeline()
         self._counts = Counter[str]()
-        from fedkeep.learn.user_model import make_module
-
-        make_module(settings.model)  # so that a mistake is seen here, and not at the first sample
         if state := memory.load():
             self._stream = self._restored(state)
+        else:
+            from fedkeep.learn.user_model import make_module
+
+            make_module(settings.model)  # a mistake is seen here, and not at the first sample
 
     @classmethod
     def open(
