@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
-from fedkeep.config.components import find_policy
-from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.config.device import build_device
+from fedkeep.config.method import MethodConfig, parse_method
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gist import GistOptions, StoredGradients
+from fedkeep.core.gist import StoredGradients
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
-from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
-from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
 from fedkeep.learn.samples import SampleForm, SamplePool, split, to_array
-from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
 from fedkeep.protocol.wire import to_array as packed
-from fedkeep.tables import Table, build, merged
+from fedkeep.tables import Table
 
 if TYPE_CHECKING:
     from fedkeep.learn.step_correction import StepCorrection
@@ -74,8 +72,9 @@ class _Settings:
     collate: Callable[[list[Any]], Any] | None
     labels: int | None
     policy: str
-    tables: Table
-    privacy: PrivacyOptions | None
+    method: MethodConfig
+    private: bool
+    """Whether noise was asked for."""
     last_layers: int | None
     seed: int
 
@@ -204,17 +203,14 @@ class Keeper:
         ConfigError
             If an option is wrong, or the module cannot be made.
         """
-        tables = device_tables(preset, policy)
+        given: Table = {"preset": preset, "policy": {"name": policy}}
         if gist is not None:
-            given: Table = {"mode": gist} if isinstance(gist, str) else gist
-            tables["gist"] = merged(tables["gist"], given)
-        options = build(GistOptions, tables["gist"], "gist")
-        guard = None if privacy is None else _privacy_options(privacy, options)
+            given["gist"] = {"mode": gist} if isinstance(gist, str) else gist
+        if privacy is not None:
+            given["privacy"] = privacy
+        method = parse_method(given)
         path = Path(directory) / f"keeper-{context.node_id}.npz" if directory else None
-        if guard is not None and guard.epsilon is not None and path is None:
-            raise ConfigError(
-                "a privacy budget needs a ledger that outlives a restart: name a directory="
-            )
+        _require_possible(method, durable=path is not None)
         settings = _Settings(
             model,
             capacity,
@@ -223,8 +219,8 @@ class Keeper:
             collate,
             labels,
             policy,
-            tables,
-            guard,
+            method,
+            privacy is not None,
             last_layers,
             context.node_id % 2**62,
         )
@@ -396,7 +392,7 @@ class Keeper:
         }
         about = ConfigRecord({**counts, "unsound": sum(now.unsound.values())})
         gist = None if self._stream is None else self._stream.device.gist
-        if gist is not None and self._settings.privacy is None and (did := gist.figures()):
+        if gist is not None and not self._settings.private and (did := gist.figures()):
             about["gist"] = list(did)
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
@@ -489,25 +485,19 @@ class Keeper:
 
     def _make_device(self, model: "UserModel", labels: int) -> Device:
         """Make the device: the one place that knows what it is made of."""
-        settings, tables = self._settings, self._settings.tables
-        guard = settings.privacy
-        learner = model.learner
-        device = Device(
-            learner,
-            build(find_policy(settings.policy), tables["policy"], "policy"),
-            capacity=settings.capacity,
+        method = self._settings.method
+        device = build_device(
+            method,
+            model.learner,
+            capacity=self._settings.capacity,
             sample_shape=(1,),
             labels=labels,
             regions=LabelRegions(labels),
-            after_use=AfterUse(**tables["after_use"]),
-            weighting=Weighting(**tables["weights"]),
-            options=DeviceOptions(**tables["device"]),
-            gist=GistOptions(**tables["gist"]),
-            clip=guard.clip if guard is not None and guard.protects("estimator") else None,
-            seed=settings.seed,
+            seed=self._settings.seed,
         )
-        if guard is not None:
-            self._release = ReleasePipeline(guard, learner.gradient_size, self._save)
+        if self._settings.private:
+            size = model.learner.gradient_size
+            self._release = ReleasePipeline(method.privacy, size, self._save)
         return device
 
     def _step_correction(
@@ -657,21 +647,19 @@ def _participate(
     return report, pending.job.correction, pending.stored
 
 
-def _privacy_options(table: Table, gist: GistOptions) -> PrivacyOptions:
-    """Build the options, if a keeper can keep what they promise."""
-    options = build(PrivacyOptions, table, "privacy")
+def _require_possible(method: MethodConfig, *, durable: bool) -> None:
+    """Raise if a keeper cannot keep what these options promise."""
+    options = method.privacy
     others = options.secure_aggregation or options.encrypted_profiles
     if others or options.protect != ("estimator",):
         raise ConfigError(
             "a keeper protects its estimate alone: privacy takes epsilon, delta, unit, clip, "
             "planned_participations and retransmissions; a mod of Flower's protects the model"
         )
-    if gist.shared and options.protects("estimator") and options.unit == "sample":
+    if options.epsilon is not None and not durable:
         raise ConfigError(
-            "a shared gist tells of a sample in many rounds: set privacy unit='device', or "
-            "gist='local'"
+            "a privacy budget needs a ledger that outlives a restart: name a directory="
         )
-    return options
 
 
 def _content(
