@@ -166,7 +166,7 @@ class AttackedFleet:
                 profiles[d] = Profile(10**9, np.full_like(profiles[d].velocity, 1e15))
         plan, _ = self.server.coordinate(profiles)
         for d in members:
-            self.simulator.parts.fleet.device(d).assign(plan.assignment(d))  # type: ignore[union-attr]
+            self.simulator.parts.fleet.device(d).apply_plan(plan.assignment(d))  # type: ignore[union-attr]
 
     def _play_round(self, round_: int, members: list[DeviceId], result: Result) -> None:
         fleet = self.simulator.parts.fleet

@@ -90,7 +90,7 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
         device.set_model(
             learner.initial(0), direction if experiment.policy.uses_direction else None
         )
-    device.assign(Assignment(quotas, np.ones(regions.count), 1.0))
+    device.apply_plan(Assignment(quotas, np.ones(regions.count), 1.0))
     return device
 
 

@@ -13,7 +13,7 @@ from fedkeep.core.aggregation.robust.clip import GradientClip
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.claims import ClaimAudit
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import (
+from fedkeep.core.gradients import (
     GivenEstimator,
     GlobalEstimator,
     IncrementalEstimator,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.device import Device, DeviceOptions
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.planning.greedy import Greedy, Uncoordinated
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
@@ -104,7 +104,7 @@ def test_the_papers_quotas_are_one_word_away(quotas: str) -> None:
     device = device_of(Ode(), 4, options=options)
     velocities = np.zeros((1, LABELS))
     velocities[0, :2] = 1.0
-    device.assign(Greedy().plan(FleetProfiles.numbered([4], velocities)).assignment(0))
+    device.apply_plan(Greedy().plan(FleetProfiles.numbered([4], velocities)).assignment(0))
     device.observe(arrivals([0] * 10), 0.0)
     assert len(device.store.stored().batch) == (4 if quotas == "soft" else 2)
 

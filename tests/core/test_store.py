@@ -226,7 +226,7 @@ def test_a_smaller_quota_drops_the_lowest() -> None:
 def test_revaluing_with_minus_infinity_drops() -> None:
     store = MemoryStore(np.array([3]))
     offer(store, [Arrival(1, 0, 3.0), Arrival(2, 0, 1.0)], 0)
-    assert store.revalue(np.array([-np.inf, 4.0])) == [1]
+    assert store.rescore(np.array([-np.inf, 4.0])) == [1]
     stored = store.stored()
     assert stored.batch.ids.tolist() == [2]
     assert stored.scores.tolist() == [4.0]

@@ -138,7 +138,7 @@ def test_a_device_of_another_method_is_rejected_with_the_difference(
     grid = InProcessGrid([real(0, RUN), real(1, RUN, **tables)])
     (outcome,) = strategy.rounds(grid, 1)
     assert outcome.summary.participants == (0,)
-    (rejection,) = outcome.refusals
+    (rejection,) = outcome.rejections
     assert words in rejection.detail
 
 
@@ -152,7 +152,7 @@ def test_capacity_encodings_local_rules_and_privacy_may_differ(
         "privacy": {"epsilon": 8.0, "unit": "device", "planned_participations": 9},
     }
     (outcome,) = strategy.rounds(InProcessGrid([real(0, RUN), real(1, RUN, **other)]), 1)
-    assert not outcome.refusals
+    assert not outcome.rejections
     assert outcome.summary.participants == (0, 1)
 
 

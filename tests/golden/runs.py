@@ -113,7 +113,7 @@ def headed() -> Fingerprint:
         )  # fmt: skip
         start = model = learner.initial(0)
         device.set_model(model)
-        device.assign(Assignment(np.array([2, 2, 1, 1]), np.ones(4), 1.0))
+        device.apply_plan(Assignment(np.array([2, 2, 1, 1]), np.ones(4), 1.0))
         rng, direction = np.random.default_rng(4), None
         for round_ in range(6):
             device.observe(_sequences(rng, 15, 15 * round_), float(round_ + 1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.estimators import clip_weights
+from fedkeep.core.gradients import clip_weights
 from fedkeep.privacy.gaussian import budget_cost, clipped, epsilon_spent, system_normal
 from fedkeep.privacy.options import PrivacyOptions
 

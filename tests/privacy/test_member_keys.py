@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.planning.greedy import Uncoordinated
 from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.gradients import IncrementalEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.schedule import Schedule
 from fedkeep.core.screening import Limits

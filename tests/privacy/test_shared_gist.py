@@ -14,6 +14,7 @@ from fedkeep.config.method import parse_fleet
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.participation import Participation
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
@@ -212,8 +213,8 @@ def test_a_device_that_forgets_its_stream_has_no_sum_left_that_a_sample_could_be
     state = played.snapshot()
     assert not any(part.startswith("gist.packed") for part in state)
     assert not np.any(state["window.sum"])
-    assert not len(state["estimator.pending"])
-    prepared = played.prepare(order(3))
-    assert prepared.job.correction is None
-    assert len(prepared.job.batch) == 4
-    assert played.complete(prepared, order(3).model).local_gradient is None
+    participation = Participation(played, order(3))
+    job = participation.prepare()
+    assert job.correction is None
+    assert len(job.batch) == 4
+    assert participation.finish(order(3).model).local_gradient is None

@@ -1,6 +1,7 @@
 """A device without an agent: it replays its part of a task's stream whenever it is woken."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,12 @@ _WINDOW = 1.0
 
 
 class CatchUpDevice:
-    """A device without an agent, which catches up on its stream when it is woken for a message.
+    """A device without an agent: woken for a message, it catches up on its stream exactly as in the simulator.
 
-    It does so exactly as in the simulator. Flower starts a new process for every message, so all
-    that it knows lies in `memory` between two of them, its privacy ledger included. An order that
-    comes twice, because the server was killed before it had saved the round, gets the same answer,
-    with the same noise and without a new charge. `arrivals` is what came from one round up to, not
-    including, another.
+    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
+    privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
+    gets the same answer, with the same noise and without a new charge. `arrivals` is what came from one round up to,
+    not including, another.
     """
 
     def __init__(
@@ -55,20 +55,12 @@ class CatchUpDevice:
         self._guarded = privacy is not None and privacy.epsilon is not None
         if self._guarded and not memory.durable:
             raise ConfigError(
-                "a privacy budget needs a ledger that outlives the SuperNode: "
-                "give the node a state-dir"
+                "a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir"
             )
         self._door = ReleasePipeline()
         if privacy is not None:
-            if (
-                privacy.protects("estimator")
-                and privacy.unit == "sample"
-                and device.options.gradient_from == "stored"
-            ):
-                raise ConfigError(
-                    "estimator 'stored' sends a sample many times: "
-                    "use privacy.unit = 'device' with it"
-                )
+            if privacy.protects("estimator") and privacy.unit == "sample":
+                device.exchange.check_sample_privacy()
             self._door = ReleasePipeline(
                 privacy, device.learner.gradient_size, self._save, normal=noise
             )
@@ -90,39 +82,35 @@ class CatchUpDevice:
         )
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
-        """Answer a server's question."""
         return reply_of(self, self.evaluate, request)
 
     def profile(self) -> Profile:
-        """Declare the profile in the clear, if it may; with noise it is made once."""
+        """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
         told = self._door.profile(self._declared)
         self._save_if_guarded()
         return told
 
     def encrypted_profile(self, request: ProfileRequest) -> bytes:
-        """Declare the profile, for the key-holder it knows."""
+        """What the device declares, for the key-holder it knows."""
         sealed = self._door.sealed_profile(request, self._declared)
         self._save_if_guarded()
         return sealed
 
     def participate(self, order: TrainOrder) -> Report:
-        """Take part in a round."""
         self._door.require_clear()
         return self._released(order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Take part in a round by a secure sum: the report stays here for masking."""
         agreed = self._door.terms(terms)
         return self._door.hold(self._released(order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
-        """Answer a later exchange of a secure sum."""
         answer = self._door.answer(question)
         self._save()
         return answer
 
     def evaluate(self, model: Vector) -> Evaluated:
-        """Evaluate a model on the device's test samples, or on what is stored if it has none."""
+        """The model on the device's test samples, or on what it has stored if it has none."""
         held_out, stored = len(self._test) > 0, self._device.store.stored().batch
         gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
         vitals = self._door.vitals(
@@ -136,7 +124,7 @@ class CatchUpDevice:
         return Evaluated(len(batch), float(losses.sum()), int(right.sum()), where, vitals)
 
     def _released(self, order: TrainOrder) -> Report:
-        """Make the report as it may leave; the same one to an order that has come before."""
+        """The report to an order as it may leave; the same one to an order that has come before."""
         self._device.screen(order)
         direction = b"" if order.direction is None else order.direction.tobytes()
         told = f"{order.round}/{order.local}/".encode() + order.model.tobytes() + direction
@@ -145,7 +133,7 @@ class CatchUpDevice:
             answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
             return answer
         if self._seen == 0 and order.assignment is not None:
-            self._device.assign(order.assignment)
+            self._device.apply_plan(order.assignment)
         now = order.round + 1
         batch = self._arrivals(self._seen, now)
         self._device.ingest(batch, now, self._device.measure(batch))
@@ -155,8 +143,8 @@ class CatchUpDevice:
         report = self._door.release(report, order)
         last = {"digest": digest, "report": to_bytes(Reported(report))}
         self._last = {name: np.frombuffer(raw, dtype=np.uint8) for name, raw in last.items()}
-        if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
-            self._last["gist"] = np.array(did)
+        if self._device.gist is not None and (did := self._device.gist.figures) is not None:
+            self._last["gist"] = np.array(astuple(did))
         self._save()
         return report
 
@@ -164,7 +152,7 @@ class CatchUpDevice:
         return self._device.profile(), _WINDOW
 
     def _save_if_guarded(self) -> None:
-        """Save what a budget pays for, so that it is told again and not anew."""
+        """Saves what a budget pays for, so that it is told again and not anew."""
         if self._guarded:
             self._save()
 

@@ -8,7 +8,7 @@ and stricter privacy are a device's own affair.
 from collections.abc import Mapping
 
 from fedkeep.config.method import MethodConfig
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.protocol.wire import VERSION
 
 _MOST_TERMS, _LONGEST = 32, 64
@@ -47,9 +47,10 @@ def agreement_of(method: MethodConfig, regions: int) -> dict[str, str]:
     {'exchange': 'models and local gradients', 'regions': '10'}
     """
     gist = method.gist
-    layout = str(gist.last_layers) if gist.shared and gist.last_layers is not None else "all"
+    shared = gist.mode == "shared"
+    layout = str(gist.last_layers) if shared and gist.last_layers is not None else "all"
     terms = {
-        "exchange": _exchange(method),
+        "exchange": method.exchange.sent,
         "gist.mode": gist.mode,
         "gist.last_layers": layout,
         "regions": str(regions),
@@ -86,7 +87,9 @@ def check_agreement(fleet: Mapping[str, str], device: Mapping[str, str] | None) 
     if device is None:
         return
     if len(device) > _MOST_TERMS:
-        raise RejectedError("method-differs", f"{len(device)} terms; at most {_MOST_TERMS} exist")
+        raise RejectedError(
+            RejectionReason.METHOD_DIFFERS, f"{len(device)} terms; at most {_MOST_TERMS} exist"
+        )
     differences = []
     for key in sorted(fleet.keys() | device.keys()):
         default = DEFAULTS.get(key, "not known")
@@ -97,12 +100,6 @@ def check_agreement(fleet: Mapping[str, str], device: Mapping[str, str] | None) 
     if differences:
         words = "; ".join(differences)
         raise RejectedError(
-            "method-differs", f"{words}: make the agent's configuration and the fleet's the same"
+            RejectionReason.METHOD_DIFFERS,
+            f"{words}: make the agent's configuration and the fleet's the same",
         )
-
-
-def _exchange(method: MethodConfig) -> str:
-    """What leaves a device beside its profile."""
-    if method.gist.shared:
-        return "models and gists"
-    return "models and local gradients" if method.policy.uses_direction else "models"

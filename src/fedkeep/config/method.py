@@ -11,8 +11,8 @@ from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOption
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import GradientExchange, GradientSource, gradient_exchange
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
@@ -98,21 +98,15 @@ class MethodConfig:
     """The registered names of the policy, and of whatever else was found by its name."""
 
     def __post_init__(self) -> None:
-        gist, privacy = self.gist, self.privacy
-        if gist.shared and gist.last_layers is not None and self.policy.uses_direction:
-            raise ConfigError(
-                "gist.last_layers would shorten the direction that the policy values by: "
-                "set model.last_layers"
-            )
-        if gist.shared and privacy.counts_samples:
-            raise ConfigError(
-                "a shared gist tells of a sample in many rounds: "
-                "set privacy.unit = 'device', or gist.mode = 'local'"
-            )
-        if self.estimator.name == "stored" and privacy.counts_samples:
-            raise ConfigError(
-                "estimator.name = 'stored' sends a sample many times: set privacy.unit = 'device'"
-            )
+        exchange = self.exchange
+        if self.privacy.counts_samples:
+            exchange.check_sample_privacy()
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """What devices and server tell each other of gradients."""
+        source: GradientSource = "stored" if self.estimator.name == "stored" else "arrivals"
+        return gradient_exchange(self.policy, self.gist, source)
 
     @property
     def policy_name(self) -> str:
@@ -145,18 +139,13 @@ class Method(MethodConfig):
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
-        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
-            gradient_size=learner.tail(self.gist.last_layers)
-            if self.gist.shared
-            else learner.gradient_size,
+            gradient_size=self.exchange.size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=global_estimator(self.estimator.name, self.estimator.max_age)
-            if told
-            else GivenEstimator(),
+            estimator=self.exchange.estimator(self.estimator.name, self.estimator.max_age),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,

@@ -84,6 +84,7 @@ class RejectionReason(StrEnum):
     PROFILE = "profile"
     BAD_CAPACITY = "bad-capacity"
     BAD_DEVICE = "bad-device"
+    METHOD_DIFFERS = "method-differs"
     NEGATIVE_VELOCITY = "negative-velocity"
     VELOCITY_TOO_LARGE = "velocity-too-large"
     VELOCITY_SHAPE = "velocity-shape"

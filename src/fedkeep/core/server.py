@@ -9,7 +9,7 @@ from fedkeep.core.aggregation import Aggregator, FedAvg, UpdateSum
 from fedkeep.core.aggregation.pipeline import UpdatePipeline
 from fedkeep.core.claims import ClaimAudit, cap_profiles
 from fedkeep.core.errors import RejectedError, RejectionReason
-from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
+from fedkeep.core.gradients import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.planning.greedy import Coordinator
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
@@ -84,7 +84,7 @@ class Server:
     Examples
     --------
     >>> from fedkeep.core.planning.greedy import Greedy
-    >>> from fedkeep.core.estimators import IncrementalEstimator
+    >>> from fedkeep.core.gradients import IncrementalEstimator
     >>> server = Server(
     ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1,
     ...     schedule=Schedule(0.1, epochs=1),

@@ -1,14 +1,16 @@
 """Values that cross the borders of the core.
 
-Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by default).
+Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by
+default).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Vector: TypeAlias = NDArray[np.float32]
 """A model, a gradient or a direction, flattened: (P,)."""
@@ -23,6 +25,64 @@ State: TypeAlias = dict[str, AnyArray]
 DeviceId: TypeAlias = int
 
 
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of a snapshot: its form, and what it depends on.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape; where `bounded`, the largest one that the array can have.
+    dtype : dtype-like
+        The type of its numbers.
+    bounded : bool
+        Whether the array may also be smaller, down to empty.
+    optional : bool
+        Whether a snapshot may lack it.
+    learned : bool
+        Whether it means nothing under another model.
+    initial : float or tuple of float
+        The numbers of a new one that is not `bounded`; one for all, or one each.
+
+    Examples
+    --------
+    >>> ArraySpec((10, 2), np.float64).nbytes
+    160
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    bounded: bool = False
+    optional: bool = False
+    learned: bool = False
+    initial: float | tuple[float, ...] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that the array can take."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    def fresh(self) -> AnyArray:
+        """Make the array that a new part has: empty where it is `bounded`."""
+        if self.bounded:
+            return np.zeros((0,) * len(self.shape), dtype=self.dtype)
+        return np.broadcast_to(self.initial, self.shape).astype(self.dtype)
+
+    def fits(self, array: AnyArray) -> bool:
+        """Tell whether an array that was found has this form."""
+        if array.dtype != np.dtype(self.dtype):
+            return False
+        if not self.bounded:
+            return array.shape == self.shape
+        return array.ndim == len(self.shape) and all(
+            found <= most for found, most in zip(array.shape, self.shape, strict=True)
+        )
+
+
+StateSpec: TypeAlias = dict[str, ArraySpec]
+"""The arrays of a snapshot by name. A name that ends with `*` stands for all that begin so."""
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Samples with their labels and identities; an id seen again is the same sample."""
@@ -35,11 +95,12 @@ class Batch:
         return len(self.y)
 
     def take(self, index: Any) -> "Batch":
-        """The samples at `index`, which may be any numpy index along the first axis."""
+        """Take the samples at `index`, any numpy index along the first axis."""
         return Batch(self.x[index], self.y[index], self.ids[index])
 
     @staticmethod
     def concatenate(batches: "Sequence[Batch]") -> "Batch":
+        """Put batches one behind the other."""
         return Batch(*map(np.concatenate, zip(*((b.x, b.y, b.ids) for b in batches), strict=True)))
 
 
@@ -60,8 +121,9 @@ class Profile:
 class Assignment:
     """What the server tells one device to store, and what each stored sample counts (step 2).
 
-    `label_weights` is gamma (Eq. 11), zero for a region nobody holds. `mass_per_slot` is ||V||_1 / ||D||_1, the
-    share of the fleet's stream that an average slot stands for: it puts V_cy / stored_cy on the scale of gamma.
+    `label_weights` is gamma (Eq. 11), zero for a region nobody holds. `mass_per_slot` is ||V||_1 /
+    ||D||_1, the share of the fleet's stream that an average slot stands for: it puts V_cy /
+    stored_cy on the scale of gamma.
     """
 
     quotas: IntArray
@@ -105,9 +167,11 @@ class Report:
     round: int
     model: Vector
     weight: float
-    """zeta_c of Eq. 12: the weights of the samples trained on, summed. 0 means "no data" and is no failure."""
+    """zeta_c of Eq. 12: the weights of the samples trained on, summed. 0 means "no data" and is no
+    failure."""
     steps: int
     samples: int
     local_gradient: Vector | None
-    """g_hat_c, the mean gradient over `gradient_samples` arrivals; None if nothing arrived since the last one."""
+    """g_hat_c, the mean gradient over `gradient_samples` arrivals; None if nothing arrived since
+    the last one."""
     gradient_samples: int = 0

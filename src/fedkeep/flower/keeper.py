@@ -7,7 +7,7 @@ A Keeper alone keeps the best samples of its own stream. What the strategy's wra
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import StoredGradients
+from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
@@ -392,8 +393,8 @@ class Keeper:
         }
         about = ConfigRecord({**counts, "unsound": sum(now.unsound.values())})
         gist = None if self._stream is None else self._stream.device.gist
-        if gist is not None and not self._settings.private and (did := gist.figures()):
-            about["gist"] = list(did)
+        if gist is not None and not self._settings.private and (did := gist.figures):
+            about["gist"] = list(astuple(did))
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})
@@ -517,7 +518,7 @@ class Keeper:
 
         def measure(vector: Vector) -> Progress:
             seen = learner.probe(vector).measure(batch)
-            return Progress(stored.slope_to(seen), float(seen.losses().mean()))
+            return Progress(stored.noise_regression(seen), float(seen.losses().mean()))
 
         return StepCorrection(
             learner.layout,
@@ -642,9 +643,10 @@ def _participate(
     device: Device, order: TrainOrder
 ) -> tuple[Report, Vector | None, StoredGradients | None]:
     """Take part without training: the report, the first step's correction, and what it is of."""
-    pending = device.draft(order)
-    report = device.complete(pending, order.model)
-    return report, pending.job.correction, pending.stored
+    participation = Participation(device, order)
+    job = participation.prepare()
+    report = participation.finish(order.model)
+    return report, job.correction, participation.gradients
 
 
 def _require_possible(method: MethodConfig, *, durable: bool) -> None:

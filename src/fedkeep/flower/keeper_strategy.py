@@ -20,7 +20,8 @@ from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.aggregation.pipeline import UpdatePipeline
 from fedkeep.core.errors import RejectedError, RejectionReason
-from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
+from fedkeep.core.gist import GistFigures
+from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.rounds import Rejection
 from fedkeep.core.screening import Limits, screen_gradient
 from fedkeep.core.types import DeviceId, Report, Vector
@@ -260,7 +261,7 @@ class KeeperStrategy(Strategy):
 
     def _take_reports(
         self, replies: list[Message]
-    ) -> tuple[dict[int, dict[str, int]], list[list[float]]]:
+    ) -> tuple[dict[int, dict[str, int]], list[GistFigures]]:
         """Take out of the replies what Keepers report of themselves, and of their gists."""
         reports, gists = {}, []
         for reply in replies:
@@ -279,7 +280,7 @@ class KeeperStrategy(Strategy):
                 [f for f in listed if isinstance(f, float)] if isinstance(listed, list) else []
             )
             if len(figures) == len(GIST) and np.isfinite(figures).all():
-                gists.append(figures)
+                gists.append(GistFigures(*figures))
         return reports, gists
 
     def _screen(

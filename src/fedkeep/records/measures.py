@@ -7,11 +7,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.plan import Plan
 from fedkeep.records.lines import Evaluation, GistLine, PlanLine, Round
 from fedkeep.records.runs import Run
@@ -27,6 +28,7 @@ MOST_SEEDS = 200
 BASES = ("fifo", "reservoir")
 """What methods are measured against unless asked otherwise: the first of these that ran."""
 GIST = ("trust", "likeness", "worth", "reach")
+"""The names that `GistFigures` has in records, in its order."""
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,9 @@ def _trained(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
     return [e for e in evaluations if e.round > 0] or evaluations
 
 
-def gist_line(round_: int, figures: Sequence[Sequence[float]]) -> GistLine:
-    """What the gists of some participations did: the mean of each figure, which stand in the order of `GIST`."""
-    means = dict(zip(GIST, np.mean(figures, axis=0).tolist(), strict=True))
+def gist_line(round_: int, figures: Sequence[GistFigures]) -> GistLine:
+    """Average what the gists of some participations did."""
+    means = dict(zip(GIST, np.mean([astuple(f) for f in figures], axis=0).tolist(), strict=True))
     return GistLine(round=round_, participations=len(figures), **means)
 
 

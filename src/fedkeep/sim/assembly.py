@@ -10,7 +10,7 @@ from fedkeep.config.experiment import Experiment
 from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import Estimate
+from fedkeep.core.gradients import Estimate
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -40,7 +40,7 @@ class SimulationContext:
     """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
-        """A device as it is before it hears of a plan: with the first model."""
+        """Make a device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = (
             self.experiment,
             self.experiment.profile,
@@ -77,15 +77,15 @@ class Assembly(SimulationContext):
 
 
 def simulation_context(experiment: Experiment, data: Federation | None = None) -> SimulationContext:
-    """What is common to the devices, the data loaded unless given.
+    """Build what is common to the devices, the data loaded unless given.
 
-        >>> from fedkeep.config.device import build_device
-    from fedkeep.config.experiment import resolve
-        >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
-        >>> device = ground.device(0)
-        >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
-        >>> len(device.store.stored().batch)
-        4
+    >>> from fedkeep.config.experiment import resolve
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}
+    >>> ground = simulation_context(resolve(demo))
+    >>> device = ground.device(0)
+    >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
+    >>> len(device.store.stored().batch)
+    4
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
@@ -105,13 +105,13 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given.
+    """Build the parts of the experiment, its data loaded unless given.
 
-        >>> from fedkeep.config.device import build_device
-    from fedkeep.config.experiment import resolve
-        >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
-        >>> parts.data.devices, parts.learner.size, len(parts.server.model)
-        (3, 310, 310)
+    >>> from fedkeep.config.experiment import resolve
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}
+    >>> parts = assemble(resolve(demo))
+    >>> parts.data.devices, parts.learner.size, len(parts.server.model)
+    (3, 310, 310)
     """
     ground = simulation_context(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
@@ -131,7 +131,12 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(
-            learner, stream, experiment.gist, experiment.seed, so_far=so_far
+            learner,
+            stream,
+            experiment.exchange,
+            experiment.gist.drift_weight,
+            experiment.seed,
+            so_far=so_far,
         )
     else:
         direction = server.estimator.direction()
@@ -140,7 +145,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
             """As it is before the first round: with the plan's word on what to keep."""
             made = ground.device(number, direction)
             if server.plan is not None:
-                made.assign(server.plan.assignment(number))
+                made.apply_plan(server.plan.assignment(number))
             return made
 
         fleet = SimulatedFleet(learner, stream, make)
@@ -155,7 +160,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
-    """The task's data; the latest is kept, since the methods of a sweep run on the same."""
+    """Load the task's data; the latest is kept, as the methods of a sweep run on the same."""
     # A task itself may hold tables, which cannot be looked up.
     key = (repr(task), seed)
     if key not in _latest:
@@ -168,7 +173,7 @@ _latest: dict[tuple[str, int], Federation] = {}
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
-    """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
+    """Build the task's model, the one the experiment names, or a user-defined learner."""
     overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
@@ -187,10 +192,11 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
 def divide(
     experiment: Experiment, data: Federation, probe: GradientProbe
 ) -> tuple[Regions, IntArray]:
-    """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
+    """Choose the regions: one where nobody divides slots, else by label, or user-defined.
 
-    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With them comes what a
-    device knows from the past of its own stream: training samples per device and region, (C, Y).
+    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With
+    them comes what a device knows from the past of its own stream: training samples per device and
+    region, (C, Y).
     """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return LabelRegions(1), data.train.sizes[:, None]

@@ -163,7 +163,7 @@ class Simulator:
         if oracle is not None:
             direction = oracle.gradient(self.server.model)
             self.server.set_global_gradient(direction)
-            fleet.adopt(self._population, self.server.model, direction)
+            fleet.update_model(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
         arrivals = fleet.catch_up(
             self._population if declared or oracle else participants, round_ + 1
@@ -173,7 +173,7 @@ class Simulator:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
             plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
             for d, device in fleet.devices.items():
-                device.assign(plan.assignment(d))
+                device.apply_plan(plan.assignment(d))
         return arrivals
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
-from fedkeep.core.estimators import IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.gradients import IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector

@@ -1,4 +1,4 @@
-"""Gradient estimators: what each device tells of its stream (Eq. 7), and what the server makes of it (Eq. 8)."""
+"""g_hat, the global gradient that the server makes of the devices' estimates (Eq. 8, step 8)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,123 +6,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.protocols import PerSampleGradients
-from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
+from fedkeep.core.types import DeviceId, FloatArray, State, Vector
 
 _FAN, _TALLEST = 8, 12
-"""How many make a block, and how high blocks of blocks may ever stand."""
-
-
-def clip_weights(norms: Scores, clip: float) -> Scores:
-    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`.
-
-    >>> clip_weights(np.array([0.5, 2.0]), clip=1.0).tolist()
-    [1.0, 0.5]
-    """
-    return clip / np.maximum(norms, clip)
-
-
-def mean_gradient(measurements: PerSampleGradients, clip: float | None) -> Vector:
-    """The mean of the samples' gradients, each first shortened to `clip`, so that their mean is never longer."""
-    if clip is None:
-        return measurements.mean_gradient()
-    return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
-
-
-class GradientAccumulator:
-    """The gradients of all arrivals since the model last changed, summed in float64, and their counts by region.
-
-    With `clip` each sample's gradient is first shortened to that length: the bound that privacy's noise is made for.
-    """
-
-    def __init__(self, size: int, regions: int, clip: float | None = None) -> None:
-        self._sum = np.zeros(size, dtype=np.float64)
-        self._clip = clip
-        self.counts = np.zeros(regions)
-
-    @property
-    def size(self) -> int:
-        return len(self._sum)
-
-    @property
-    def count(self) -> int:
-        """N, the arrivals counted."""
-        return int(self.counts.sum())
-
-    @property
-    def nbytes(self) -> int:
-        return self._sum.nbytes + self.counts.nbytes
-
-    def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
-        """Counts arrivals, measured under the present model."""
-        if len(regions):
-            self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
-            self.counts += np.bincount(regions, minlength=len(self.counts))
-
-    def mean(self, share: float = 1.0) -> Vector:
-        """The mean gradient over all arrivals (Eq. 7), or a share of it."""
-        mean = np.empty(self.size, dtype=np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.multiply(self._sum, share / max(1, self.count), out=mean, casting="same_kind")
-
-    def clear(self) -> None:
-        self._sum[:] = 0.0
-        self.counts[:] = 0.0
-
-    def snapshot(self) -> State:
-        return {"sum": self._sum.copy(), "counts": self.counts.copy()}
-
-    def restore(self, state: State) -> None:
-        self._sum, self.counts = (
-            np.array(state[name], dtype=np.float64) for name in ("sum", "counts")
-        )
-
-
-class LocalGradientEstimator:
-    """g_hat_c: the mean gradient over all arrivals since the model last changed (Eq. 7, step 4).
-
-    When a new model arrives the estimate is frozen as pending and a fresh one begins, so that gradients of two
-    models never mix. A pending estimate is sent with every report until an order names its round as accepted: a
-    lost reply loses no statistics. Where a newer estimate exists beside an unaccepted one, the one over more
-    arrivals is sent. An estimate that a huge sample made infinite or NaN is dropped: no server would accept it, and
-    with it every later report of this device would be refused.
-    """
-
-    def __init__(self) -> None:
-        self._pending: Vector | None = None
-        self._pending_count = 0
-        self._pending_round = -1
-
-    def settle(self, accepted_round: int | None) -> None:
-        """Forgets a pending estimate that the server has accepted."""
-        if accepted_round is not None and accepted_round >= self._pending_round:
-            self.drop()
-
-    def drop(self) -> None:
-        """Forgets a pending estimate, whatever the server has of it."""
-        self._pending, self._pending_count = None, 0
-
-    def freeze(self, window: GradientAccumulator, round_: int) -> tuple[Vector | None, int]:
-        """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""
-        if window.count and window.count >= self._pending_count:
-            estimate = window.mean()
-            if np.isfinite(estimate).all():
-                self._pending, self._pending_count = estimate, window.count
-        self._pending_round = round_
-        return self._pending, self._pending_count
-
-    def snapshot(self) -> State:
-        pending = np.empty(0, dtype=np.float32) if self._pending is None else self._pending
-        return {
-            "pending": pending.copy(),
-            "counts": np.array([self._pending_count, self._pending_round]),
-        }
-
-    def restore(self, state: State) -> None:
-        self._pending = (
-            np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
-        )
-        self._pending_count, self._pending_round = state["counts"].tolist()
+"""How many estimates or blocks make a block, and the greatest height of blocks of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,21 +28,25 @@ class GivenEstimator:
     given: Vector | None = None
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """What devices say makes no difference."""
+        """Ignore what devices send."""
 
     def direction(self) -> Vector | None:
+        """Give the present g_hat; None until there is one."""
         return self.given
 
     def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - it keeps no rounds
+        """Average the age of the estimates behind g_hat, in rounds."""
         return None
 
     def forget(self, device: DeviceId) -> None:
-        """It keeps nothing of a device."""
+        """Forget nothing, as nothing is kept of a device."""
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {} if self.given is None else {"direction": self.given}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.given = (
             np.array(state["direction"], dtype=np.float32) if "direction" in state else None
         )
@@ -172,6 +63,7 @@ class RoundMeanEstimator(GivenEstimator):
     """
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Take in one round's accepted estimates."""
         total = sum(e.weight for e in estimates.values())
         if total > 0:
             weighted = [
@@ -183,17 +75,18 @@ class RoundMeanEstimator(GivenEstimator):
 class IncrementalEstimator:
     """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
 
-    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in blocks, blocks
-    in larger blocks, and only those that changed are summed again, in float64. So nothing stays behind for ever,
-    neither rounding nor a value that should not have counted. The sum is divided by the weight it covers, which
-    makes it a mean from the first round on; once every device has reported, that is the paper's estimate.
+    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in
+    blocks, blocks in larger blocks, and only those that changed are summed again, in float64. So
+    nothing stays behind for ever, neither rounding nor a value that should not have counted. The
+    sum is divided by the weight it covers, which makes it a mean from the first round on; once
+    every device has reported, that is the paper's estimate.
 
     >>> estimator = IncrementalEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=3.0, round=1)})
     >>> estimator.direction().tolist()  # (1 * 4 + 3 * 0) / 4
     [1.0]
-    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})  # the newest counts
+    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})
     >>> estimator.direction().tolist(), estimator.staleness(2)
     ([2.0], 0.5)
     """
@@ -210,7 +103,7 @@ class IncrementalEstimator:
         self._round = -1
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """Takes in one round's accepted estimates."""
+        """Take in one round's accepted estimates."""
         for device, estimate in sorted(estimates.items()):
             if device not in self._slots:
                 self._slots[device] = self._free.pop() if self._free else len(self._slots)
@@ -223,14 +116,14 @@ class IncrementalEstimator:
                 self.forget(device)
 
     def forget(self, device: DeviceId) -> None:
-        """A device has left the fleet: nothing of it may count any more."""
+        """Drop what a device that has left the fleet sent."""
         if (slot := self._slots.pop(device, None)) is not None:
             del self._kept[slot]
             self._free.append(slot)
             self._changed(slot)
 
     def direction(self) -> Vector | None:
-        """The present g_hat; None until there is one."""
+        """Give the present g_hat; None until there is one."""
         if self._direction is None and self._kept:
             slots = len(self._kept) + len(self._free)
             height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
@@ -239,12 +132,13 @@ class IncrementalEstimator:
         return self._direction
 
     def staleness(self, round_: int) -> float | None:
-        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
+        """Average the age of the estimates behind g_hat, in rounds; None where there are none."""
         if not self._kept:
             return None
         return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         devices = sorted(self._slots)
         kept = [self._kept[self._slots[d]] for d in devices]
         return {
@@ -259,6 +153,7 @@ class IncrementalEstimator:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         devices, slots, weights, rounds = (
             state[name].tolist() for name in ("devices", "slots", "weights", "rounds")
         )
@@ -276,7 +171,7 @@ class IncrementalEstimator:
             self._sums.pop((height, slot // _FAN ** (height + 1)), None)
 
     def _sum(self, height: int, block: int) -> tuple[FloatArray, float] | None:
-        """The weighted sum of a block's estimates, or of its smaller blocks, and its weight; None if it is empty."""
+        """Add up a block's estimates or smaller blocks, and their weights; None if it is empty."""
         if (height, block) in self._sums:
             return self._sums[height, block]
         found = None
@@ -298,5 +193,5 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
-    """The server's estimator of that name: Eq. 8 if it is `incremental`, else the mean over the participants."""
+    """Make the estimator of that name: Eq. 8 if `incremental`, else the mean of the round."""
     return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()
