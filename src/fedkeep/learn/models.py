@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
-"""Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
+"""Models that need no torch, with the widths of their hidden layers by default."""
 FEDBOOST = "fedboost"
 """The weights of a mixture of fixed predictors."""
 TORCH = {
@@ -60,10 +60,10 @@ def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> s
 def learner_for(
     name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any
 ) -> FleetLearner:
-    """The learner of a model by name for samples of this shape, in numpy where that suffices.
+    """Make the learner of a model by name for samples of this shape, in numpy where it can.
 
-    The option `last_layers` restricts the valued parameters. A factory of one's own takes just the others: it knows
-    its shapes.
+    The option `last_layers` restricts the valued parameters. A user's factory takes just the
+    others: it knows its shapes.
 
     >>> learner_for("softmax", (5, 4), 3).size
     63
@@ -114,7 +114,7 @@ def learner_for(
 
 
 def torch_factory(name: str) -> "Callable[..., nn.Module]":
-    """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
+    """Find the factory of torch modules of this name, or at `package.module:function`."""
     if ":" not in name and name not in TORCH and name not in SESSION:
         hint = did_you_mean(name, [*DENSE, FEDBOOST, *TORCH])
         raise ConfigError(
@@ -129,7 +129,7 @@ def torch_factory(name: str) -> "Callable[..., nn.Module]":
 
 
 def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
-    """A module of the factory, whose mistakes are told in a sentence."""
+    """Make a module of the factory, whose mistakes become one sentence."""
     from torch import nn
 
     try:
