@@ -2,14 +2,16 @@
 
     python benchmarks/gist.py --json FILE [--quick]
 
-`participation_over_plain` is a participation of five epochs on 5 or 10 stored samples, with a local gist and without.
-`arrival_*` are arrivals, 32 at a time, counted for the gist: measured, their mean gradient added to the window; over a
-plain forward pass of the same samples in torch, and over ODE's value on all layers, which projects every gradient as
-well. `wire_*` are the bytes of an order and its report as they are sent: with a local gist over the same store without
-one, which is federated averaging, and with a shared gist over ODE. `bytes_*` is the gist at rest in each encoding;
-`ram_*` the vectors that a device holds for it: the window's sum, the gist, and the model it was last sent (its anchor).
+`participation_over_plain` is a participation of five epochs on 5 or 10 stored samples, with a local
+gist over one without. `arrival_*` are arrivals, 32 at a time, counted for the gist: measured, and
+their mean gradient added to the window. They are compared with a plain forward pass of the same
+samples in torch, and with ODE's value on all layers, which also projects every gradient. `wire_*`
+are the bytes of an order and its report as they are sent: with a local gist over the same store
+without one (federated averaging), and with a shared gist over ODE. `bytes_*` is the gist at rest in
+each encoding. `ram_*` counts the vectors that a device holds for it: the window's sum, the gist,
+and the model it was last sent (its anchor).
 
-Jobs are run in turn and medians compared, so that neighbours on the machine hardly count.
+Jobs are run in turn and medians compared, so that other programs on the machine hardly count.
 """
 
 import argparse
@@ -104,7 +106,7 @@ class Bench:
 
 
 def participations(bench: Bench, repetitions: int) -> float:
-    """A participation with a local gist over one without, each after a window of arrivals, which is not timed."""
+    """A participation with a local gist over one without, each after untimed arrivals."""
     devices = [bench.device(BalancedReservoir(), gist) for gist in (LOCALLY, NONE)]
     taken: list[list[float]] = [[], []]
     for round_ in range(repetitions + 2):
@@ -114,8 +116,8 @@ def participations(bench: Bench, repetitions: int) -> float:
             began = process_time()
             device.participate(order)
             times.append(process_time() - began)
-    mended, plain = (median(times[2:]) for times in taken)
-    return mended / plain
+    corrected, plain = (median(times[2:]) for times in taken)
+    return corrected / plain
 
 
 def arrivals(bench: Bench, repetitions: int) -> dict[str, float]:
@@ -141,7 +143,7 @@ def arrivals(bench: Bench, repetitions: int) -> dict[str, float]:
 
 
 def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> int:
-    """Bytes of an order and its report, after a first round gave the fleet whatever direction there is to send."""
+    """Bytes of an order and its report, after a first round gave the fleet a direction to send."""
     device, direction, sent = bench.device(policy, gist), None, 0
     for round_ in range(2):
         device.observe(bench.arrivals(), float(round_))

@@ -1,23 +1,24 @@
-"""Runs experiments, sums each up in experiments/results/, and writes RESULTS.md, RESULTS.html and the README's table.
+"""Runs experiments, sums them up in experiments/results/, and writes RESULTS and README's table.
 
-    python experiments/reproduce.py gist            the gist against FIFO and unlimited storage: results/gist/
-    python experiments/reproduce.py arena           all methods on all tasks, each at its own rate: results/arena.json
-    python experiments/reproduce.py choice          the stores that the default was chosen from
-    python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
-    python experiments/reproduce.py bytes           accuracy against bytes at rest
-    python experiments/reproduce.py paper           the paper's tasks at their full scale
-    python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
-    python experiments/reproduce.py rest            the paper: motivation, the authors' settings
-    python experiments/reproduce.py report          runs nothing: writes RESULTS and the README's table anew
-    python experiments/reproduce.py --quick         everything, tiny, into runs/quick
+    python experiments/reproduce.py gist      the gist against FIFO and unlimited storage
+    python experiments/reproduce.py arena     all methods on all tasks, each at its own rate
+    python experiments/reproduce.py choice    the stores that the default was chosen from
+    python experiments/reproduce.py helps     wrong labels, drift, dropouts, one at a time
+    python experiments/reproduce.py bytes     accuracy against bytes at rest
+    python experiments/reproduce.py paper     the paper's tasks at their full scale
+    python experiments/reproduce.py a         the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py rest      the paper: motivation, the authors' settings
+    python experiments/reproduce.py report    runs nothing: writes RESULTS and the README's table
+    python experiments/reproduce.py --quick   everything, tiny, into runs/quick
 
-The first six are suites (suites/*.toml): their runs are kept in results/curves by the hash of their settings,
-so that none is made twice, whichever suite asks, and a call goes on where an earlier one stopped. `--minutes`
-bounds a call, `--estimate` says what is lacking, `--tasks` and `--methods` choose, `--again` forgets a method's runs.
+The first six are suites (suites/*.toml). Their runs are kept in results/curves by the hash of their
+settings, so that none is made twice, whichever suite asks, and a call continues where an earlier
+one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
+`--methods` choose, `--again` drops a method's runs.
 
-The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
-they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
-whose settings have changed since are made again.
+The paper's tiers run again, at the scale of the committed results, what has been run before.
+`--full` takes the files as they are, which is days of work, and `--set` changes them otherwise.
+With `--add`, of what the results hold only runs whose settings have changed since are made again.
 """
 
 import argparse
@@ -48,9 +49,9 @@ TIERS: dict[str, tuple[str, ...]] = {
     "rest": ("motivation", "authors"),
 }
 PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
-"""Products of tasks and methods in one file each, `suites/NAME.toml`; their runs are kept in results/curves."""
+"""Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
-"""What is measured by a program of its own, in tier A."""
+"""What is measured by a separate program, in tier A."""
 SHORTENED = ("motivation/", "authors/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
@@ -202,7 +203,7 @@ def about(path: Path) -> str:
 
 
 def run_quickly(out: Path, only: str) -> None:
-    """Every experiment with two rounds of one seed and the first value of each sweep: shows that all of them run."""
+    """Every experiment with two rounds, one seed and the first value of each sweep."""
     results = out / "results"
     absent: set[str] = set()
     for path in files([*TIERS], only):
@@ -239,7 +240,7 @@ def run_quickly(out: Path, only: str) -> None:
 
 
 def run_scripts(results: Path, *, quick: bool) -> None:
-    """The programs that are no experiment file; each in a process of its own."""
+    """The programs that are no experiment file; each in a separate process."""
     for script in SCRIPTS:
         print(script, flush=True)
         call = [

@@ -1,4 +1,4 @@
-"""`fedkeep advise`: what it sees in data, what it says of figures, and a whole advice on a small fleet."""
+"""`fedkeep advise`: what it finds in data, how it reads results, and advice on a small fleet."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`fedkeep list NAME` and `fedkeep explain KEY`: what the classes say of themselves, and nothing left unsaid."""
+"""`fedkeep list NAME` and `fedkeep explain KEY`: what classes document, and nothing missing."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""How the command line behaves: help on one screen, quiet in pipes, plain without colour, a sentence for a mistake."""
+"""How the command line behaves: one-screen help, quiet pipes, no colour, one-sentence errors."""
 
 import os
 import subprocess

@@ -85,8 +85,9 @@ def test_the_first_participation_by_hand() -> None:
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
     correction = gist.correct(held, seen, np.array([1.0, 0.0]), None, moved=True)
-    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are among the six, so
-    # nothing speaks against taking all of the difference; half of what was off is off under the new model.
+    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are
+    # among the six, so nothing speaks against taking all of the difference; half of what was off
+    # is off under the new model.
     assert correction.rho == pytest.approx(2 / 2.5)
     assert correction.beta == pytest.approx(2 / 4)
     assert correction.vector == pytest.approx([0.5, -0.5])
@@ -166,7 +167,7 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
 def noise_of(
     mixture: LinearEstimate, past: NoiseModel | None, holding: StoreSummary, counts: FloatArray
 ) -> tuple[float, FloatArray]:
-    """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
+    """The variance of what a mixture gives, and its weight of each region, sample by sample."""
     n = max(1.0, counts.sum())
     known, seen, weights = mixture.past_weight, mixture.window_weight, mixture.sample_weights
     each = weights + np.where(holding.fresh, seen / n, 0.0)
@@ -184,7 +185,7 @@ def noise_of(
 
 @given(data=st.data())
 def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
-    """What is said of noise and composition is true, and neither more nor less of m or of the window has less error."""
+    """Stated noise and composition are true, and another share of m or window has more error."""
     regions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array))
     fresh = data.draw(
         st.lists(st.booleans(), min_size=len(regions), max_size=len(regions)).map(np.array)
@@ -205,7 +206,7 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
     assert 1 / noise_model.ess == pytest.approx(noise, abs=1e-9)
 
     def taken(known: float, seen: float) -> LinearEstimate:
-        """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
+        """The same with other parts of m and window; the store supplies the rest by region."""
         before = np.zeros(3) if past is None else past.label_coefficients
         lacks = (best - known) * before + (most - seen) * counts / max(1.0, counts.sum())
         more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
@@ -325,7 +326,7 @@ def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
 def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     before: list[list[float]], after: list[list[float]], rho: float, theta: float
 ) -> None:
-    """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
+    """One sample has no variance: its gradients are compared. If that fails, rho is 0."""
     gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     held = stored(before, after, [0] * len(before), fresh=False)
     correction = gist.correct(
@@ -352,7 +353,7 @@ def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
     assert seen.snapshot()["sum"].tolist() == [2.0**25 + 8, 8.0]
 
 
-# -- by Monte Carlo, on real devices ------------------------------------------------------------------------------
+# -- by Monte Carlo, on real devices ---------------------------------------------------------
 
 
 def world(rng: np.random.Generator, n: int, first: int = 0, label: int | None = None) -> Batch:
@@ -394,7 +395,7 @@ def steps(
     streams: Callable[[int], Batch],
     n: int,
 ) -> FloatArray:
-    """The gradient of the first local step at the model the device had already, over many streams, (n, P)."""
+    """The gradient of the first local step at the device's present model, many streams, (n, P)."""
     found = []
     for seed in range(n):
         device = device_for(policy(), gist, seed)
@@ -462,7 +463,7 @@ def test_by_its_own_rule_the_variance_is_never_above_the_plain_stores() -> None:
     assert mended.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
 
 
-# -- as part of a device ------------------------------------------------------------------------------------------
+# -- as part of a device ---------------------------------------------------------------------
 
 
 def played(device: Device, cuts: int, rounds: int = 4) -> Vector:
@@ -550,13 +551,20 @@ def test_a_told_gist_is_no_longer_than_the_clip() -> None:
 
 
 def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
-    """What is told of arrivals is clipped; gist and store are not, so that one can be taken from the other."""
+    """What is reported of arrivals is clipped; gist and store are not, so they can be subtracted."""
     corrections = []
     for clip in (None, 1e-3):
         device = Device(
-            LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
-            gist=GistOptions("local"), clip=clip, seed=1,
-        )  # fmt: skip
+            LEARNER,
+            Ode(),
+            capacity=4,
+            sample_shape=(3,),
+            labels=2,
+            weighting=Weighting(1.0),
+            gist=GistOptions("local"),
+            clip=clip,
+            seed=1,
+        )
         device.set_model(MODELS[0])
         device.observe(world(np.random.default_rng(0), 30), 0.0)
         participation = Participation(device, TrainOrder(0, MODELS[1], None, LOCAL))

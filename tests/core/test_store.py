@@ -241,7 +241,7 @@ def test_the_store_keeps_its_own_copy() -> None:
 
 
 class NaiveBendingStore:
-    """Targets in the plainest words: everything comes in, then the region most above its target gives one up."""
+    """Soft quotas, naively: every sample enters, and the region most above its quota loses one."""
 
     def __init__(self, quotas: list[int]) -> None:
         self.quotas = quotas

@@ -1,4 +1,4 @@
-"""The velocity meter: right rates, bounded memory, no dependence on chunks or on clocks that jump."""
+"""The velocity meter: right rates, bounded memory, independent of chunks and of clock jumps."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Attacks on uploaded estimators: they work without noise, and noise of the promised size stops them."""
+"""Attacks on uploaded estimators: they work without noise, and the promised noise stops them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Programmes: what is run and in which order, whose rate is whose, and what the tables say of it."""
+"""Suites: what is run and in which order, whose rate is whose, and what the tables show."""
 
 import json
 from collections.abc import Sequence
@@ -95,8 +95,8 @@ def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path
         )
 
 
-def test_every_committed_run_is_asked_for_by_some_programme() -> None:
-    """A change that gives runs other hashes orphans hours of work: give the curves their new hashes, or run again."""
+def test_every_committed_run_is_asked_for_by_some_suite() -> None:
+    """A change of runs' hashes orphans hours of work: rename the curves, or run again."""
     folder = EXPERIMENTS / "results" / "curves"
     curves = Curves(folder)
     suites = map(read_programme, (EXPERIMENTS / "suites").glob("*.toml"))
@@ -161,7 +161,8 @@ def test_processes_make_the_same_curves(tmp_path: Path) -> None:
     runs = [run for stage in found.stages for run in found.wanted(stage, one)]
     for run in runs:
         first, second = one.find(run.digest), two.find(run.digest)
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         assert first.accuracy == second.accuracy
 
 
@@ -238,8 +239,11 @@ def test_a_table_has_a_line_a_row_and_reads_back(tmp_path: Path) -> None:
 def test_the_opening_speaks_by_intervals(tmp_path: Path) -> None:
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found)}, found))
-    said = "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); each at its own: not run yet"
-    assert f"`gist-local` against FIFO, {said}" in words, "the interval holds 0"
+    verdict = (
+        "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); "
+        "each at its own: not run yet"
+    )
+    assert f"`gist-local` against FIFO, {verdict}" in words, "the interval holds 0"
     assert "| small | 61.0 | (+7.0) | +10.0 |" in words, "undecided leads are in brackets"
     assert "small 70 %" in words
     assert "10. A larger FIFO" in words

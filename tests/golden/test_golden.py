@@ -1,4 +1,4 @@
-"""Seeded runs end where they ended when `digests.json` was written: a change that alters numbers must say so."""
+"""Seeded runs end as recorded in `digests.json`: a change that alters numbers must declare it."""
 
 import json
 from importlib.util import find_spec

@@ -1,6 +1,6 @@
-"""Sends reports through a guard from children that are killed; prints what was sent and charged.
+"""Sends reports through a mechanism from children that are killed; prints what went and its cost.
 
-Run by test_kills.py as a process of its own: `killed_sender.py LEDGER KILLS charge-first|send-first`.
+Run by test_kills.py as a separate process: `killed_sender.py LEDGER KILLS charge-first|send-first`.
 """
 
 import itertools
@@ -39,7 +39,7 @@ def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
 
 
 def sent_by_a_killed_child(path: Path, after: int, delay: float, charge_first: bool) -> int:
-    """How many reports left a child that was killed `delay` seconds after its report number `after`."""
+    """How many reports left a child that was killed `delay` seconds after its report `after`."""
     inbox, outbox = os.pipe()
     child = os.fork()
     if child == 0:

@@ -94,7 +94,7 @@ class FleetProfiles:
         self.book.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
 
     def expect(self, devices: list[int]) -> None:
-        """The direction is the mean over these devices' latest gradients, weighted by their rates."""
+        """The direction is the mean of these devices' latest gradients, weighted by their rates."""
         weights = np.array([3.0 * (d + 1) for d in devices])
         mean = weights @ np.stack([self.latest[d] for d in devices]) / weights.sum()
         np.testing.assert_allclose(self.server.estimator.direction(), mean, atol=1e-6)  # type: ignore[arg-type]

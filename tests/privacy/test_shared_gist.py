@@ -1,4 +1,4 @@
-"""What a gist tells: the local one nothing, the shared one no more than its bound, of every sample again and again."""
+"""What a gist reveals: a local one nothing, a shared one at most its bound, of every sample."""
 
 from dataclasses import fields
 from typing import Any
@@ -69,7 +69,7 @@ def told(played: Device, streams: list[Batch]) -> list[FloatArray]:
     return gists
 
 
-# -- why a shared gist is refused for single samples -----------------------------------------------------------------
+# -- why a shared gist is refused for single samples -----------------------------------------
 
 
 def test_one_sample_is_in_the_gist_of_many_reports() -> None:
@@ -116,7 +116,7 @@ def test_what_has_a_bound_is_not_refused(tables: dict[str, Any]) -> None:
     assert resolve({"task": {"name": "demo"}, **tables}).privacy.epsilon == 8.0
 
 
-# -- the bound, and what it costs ------------------------------------------------------------------------------------
+# -- the bound, and what it costs ------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -183,7 +183,7 @@ def test_a_gist_that_was_not_clipped_does_not_pass() -> None:
         DPMechanism(options, PrivacyLedger(), lambda _: None).release(report, asked)
 
 
-# -- the local one ---------------------------------------------------------------------------------------------------
+# -- the local one ---------------------------------------------------------------------------
 
 
 def test_a_local_gist_costs_no_budget_and_leaves_every_field_but_the_model_as_it_was() -> None:
@@ -197,7 +197,7 @@ def test_a_local_gist_costs_no_budget_and_leaves_every_field_but_the_model_as_it
     assert guard.spending().device_epsilon == 0.0
 
 
-# -- erasing ---------------------------------------------------------------------------------------------------------
+# -- erasing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])

@@ -107,7 +107,7 @@ def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) 
 
 def test_the_seeds_that_would_decide_are_counted() -> None:
     found = difference([0.03, 0.01, -0.01])
-    # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first holds for 18 seeds (t = 2.1098)
+    # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first for 18 seeds (t = 2.1098)
     assert (found.verdict, found.seeds_to_decide) == ("inconclusive", 18)
     assert difference([0.02, 0.03, 0.04]).seeds_to_decide is None
     assert difference([0.5]).seeds_to_decide is None
@@ -139,7 +139,8 @@ def test_the_verdict_is_said_in_words() -> None:
     open_ = [run("high-loss", seed, {10: 0.53 - seed / 50}) for seed in range(3)]
     assert sentences(compare([*base, *better, *alike, *open_])) == [
         "ode is better than fifo by 11.00 ± 2.48 points on toy.",
-        "high-loss against fifo is inconclusive on toy (+1.00 ± 4.97 points): about 18 seeds would decide it.",
+        "high-loss against fifo is inconclusive on toy (+1.00 ± 4.97 points): "
+        "about 18 seeds would decide it.",
         "sld is equivalent to fifo within a point on toy.",
     ]
     assert "one seed decides nothing" in sentences(compare([base[0], better[0]]))[0]

@@ -1,4 +1,4 @@
-"""Corrections that others would use: their formulas in small numbers, and what they come to in special cases."""
+"""Corrections of other methods: their formulas in small numbers, and their special cases."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def test_momentum_goes_on_in_the_direction_of_earlier_updates() -> None:
 
 
 def test_fedvarp_lets_an_absent_device_count_with_its_last_update() -> None:
-    """LabelFrequencies 1/4 and 3/4; device 1 sends (4), is then away while device 0 sends (2): 3/4 of 4 and 2."""
+    """Rates 1/4 and 3/4; device 1 sends (4), is then away while device 0 sends (2): 3/4 of 4 and 2."""
     rival = FedVarp(RATES, 1)
     first = rival.step(vector(0), vector(4), {1: report(vector(4), 1.0)}, 0.1)
     np.testing.assert_allclose(first, [4], err_msg="nothing known before: plain averaging")
@@ -54,7 +54,7 @@ def test_fedvarp_is_federated_averaging_where_all_take_part() -> None:
 def test_scaffold_corrects_by_the_difference_between_the_fleets_gradient_and_the_devices_own() -> (
     None
 ):
-    """Two steps of rate 0.1 that led from 0 to -0.2 and to -0.6: gradients 1 and 3, weighed 1/4 and 3/4: 2.5."""
+    """Two steps of rate 0.1, from 0 to -0.2 and to -0.6: gradients 1 and 3, 1/4 and 3/4: 2.5."""
     rival = Scaffold(RATES, 1)
     assert all((c == 0).all() for c in rival.corrections([0, 1]).values())
     after = rival.step(

@@ -89,7 +89,7 @@ def test_measuring_the_rates_does_not_make_the_fleet_see_more(policy: str) -> No
 
 
 def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
-    """All arrive at known rates, so that after a whole pass the counted shares are the true ones."""
+    """All arrive at known rates, so after a whole pass the counted shares are the true ones."""
     stream = {"rounds_per_pass": 10}
     simulator = Simulator(
         resolve(experiment(profile={"measured": True, "every": 10, "window": 10.0}, stream=stream))
@@ -121,7 +121,7 @@ def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> Non
 
 
 def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Path) -> None:
-    """Over one round it can be computed by hand: the untrained model on all arrivals of the first round."""
+    """One round can be computed by hand: the untrained model on the first round's arrivals."""
     table = experiment(
         record={"every": 1, "prequential": True}, train={"rounds": 3, "learning_rate": 0.05}
     )
@@ -305,7 +305,9 @@ def test_a_flipped_bit_is_noticed_on_resume(tmp_path: Path, finished: bool) -> N
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(
-        'task = { name = "demo", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
+        'task = { name = "demo", devices = 12 }\n'
+        'policy = { name = "fifo" }\n'
+        "record = { every = 5 }\n"
         "train = { rounds = 100000, participation = 0.5 }\nsweep = { seed = [0, 1] }\n"
     )
     command = [
@@ -346,8 +348,10 @@ def children_of(pid: int) -> list[int]:
 def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     file = tmp_path / "kill.toml"
     file.write_text(
-        'task = { name = "demo", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
-        'policy = { name = "ode" }\ntrain = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n'
+        'task = { name = "demo", devices = 12 }\n'
+        "record = { every = 5, checkpoint_every = 5 }\n"
+        'policy = { name = "ode" }\n'
+        "train = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n"
     )
     command = [
         sys.executable,

@@ -1,4 +1,4 @@
-"""What the page knows of a run: subsampled out without losing a count, and following a file that changes."""
+"""The page's view of a run: subsampled without losing a count, following a file that changes."""
 
 from itertools import pairwise
 from pathlib import Path

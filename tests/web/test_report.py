@@ -1,4 +1,4 @@
-"""`fedkeep report`: the same figures in the terminal, as Markdown and as one file for the browser."""
+"""`fedkeep report`: the same figures in the terminal, as Markdown and as one HTML file."""
 
 import json
 import re

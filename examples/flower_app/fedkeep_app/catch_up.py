@@ -34,12 +34,13 @@ _WINDOW = 1.0
 
 
 class CatchUpDevice:
-    """A device without an agent: woken for a message, it catches up on its stream exactly as in the simulator.
+    """A device without an agent, which catches up on its stream when a message wakes it.
 
-    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
-    privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
-    gets the same answer, with the same noise and without a new charge. `arrivals` is what came from one round up to,
-    not including, another.
+    Flower starts a new process for every message, so the device's whole state, its privacy ledger
+    included, lies in `memory` between two of them. It catches up exactly as in the simulator. An
+    order that comes twice, because the server was killed before it had saved the round, gets the
+    same answer, with the same noise and without a new charge. `arrivals(a, b)` is what came from
+    round a up to, not including, round b.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class CatchUpDevice:
         self._guarded = privacy is not None and privacy.epsilon is not None
         if self._guarded and not memory.durable:
             raise ConfigError(
-                "a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir"
+                "a privacy budget needs a ledger that outlives the SuperNode: "
+                "give the node a state-dir"
             )
         self._door = ReleasePipeline()
         if privacy is not None:
@@ -85,7 +87,7 @@ class CatchUpDevice:
         return reply_of(self, self.evaluate, request)
 
     def profile(self) -> Profile:
-        """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
+        """What the device declares in the clear, if it may; a noisy profile is drawn once."""
         told = self._door.profile(self._declared)
         self._save_if_guarded()
         return told
