@@ -551,7 +551,7 @@ def test_a_told_gist_is_no_longer_than_the_clip() -> None:
 
 
 def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
-    """What is reported of arrivals is clipped; gist and store are not, so they can be subtracted."""
+    """What is reported of arrivals is clipped; gist and store are not, so they subtract."""
     corrections = []
     for clip in (None, 1e-3):
         device = Device(

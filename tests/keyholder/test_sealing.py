@@ -55,7 +55,7 @@ def test_any_altered_byte_and_any_cut_breaks_the_seal(data: st.DataObject) -> No
         sealed[place] ^= data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
     else:
         del sealed[place:]
-    # The highest bit of an X25519 key means nothing, so it is not flipped; it is bound all the same.
+    # The highest bit of an X25519 key means nothing, so it is not flipped; it is bound anyway.
     with pytest.raises(RejectedError, match=r"broken seal|unusable public key"):
         unseal(SECRET, NONCE, DEVICE, bytes(sealed), LABELS)
 

@@ -1,4 +1,4 @@
-"""What holds of every learner: finite differences, chunks, frozen probes, rejected layers, names."""
+"""What holds of every learner: finite differences, chunks, frozen probes, rejected layers."""
 
 from collections.abc import Callable
 

@@ -172,9 +172,9 @@ def test_a_writer_killed_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> 
         import itertools, pathlib, sys
         from fedkeep.records import Evaluation, Recorder
         recorder = Recorder(pathlib.Path(sys.argv[1]))
-            parts = (0.5,) * 500
-            for r in itertools.count(1):
-                recorder.write(Evaluation(round=r, accuracy=0.5, loss=1.0, device_accuracy=parts))
+        parts = (0.5,) * 500
+        for r in itertools.count(1):
+            recorder.write(Evaluation(round=r, accuracy=0.5, loss=1.0, device_accuracy=parts))
             print(r, flush=True)
     """)
     source = str(Path(__file__).parents[2] / "src")

@@ -32,7 +32,7 @@ def test_momentum_goes_on_in_the_direction_of_earlier_updates() -> None:
 
 
 def test_fedvarp_lets_an_absent_device_count_with_its_last_update() -> None:
-    """Rates 1/4 and 3/4; device 1 sends (4), is then away while device 0 sends (2): 3/4 of 4 and 2."""
+    """Rates 1/4 and 3/4; device 1 sends (4), then device 0 alone sends (2): 3/4 of 4 and 2."""
     rival = FedVarp(RATES, 1)
     first = rival.step(vector(0), vector(4), {1: report(vector(4), 1.0)}, 0.1)
     np.testing.assert_allclose(first, [4], err_msg="nothing known before: plain averaging")

@@ -37,20 +37,20 @@ cluster = Cluster(
     initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": memory}
 )
 try:
-        cluster.add_node(num_cpus=1, object_store_memory=memory)
+    cluster.add_node(num_cpus=1, object_store_memory=memory)
     os.environ["RAY_ADDRESS"] = cluster.address
     cells = expand(json.loads(sys.argv[1]))
     out = Path(sys.argv[2])
-        rounds = []
-        options = {"jobs": 1, "resume": True, "backend": "ray"}
-        options["listen"] = lambda cell, round_, _: rounds.append(round_)
-        run_sweep(cells[:2], out, **options)
+    rounds = []
+    options = {"jobs": 1, "resume": True, "backend": "ray"}
+    options["listen"] = lambda cell, round_, _: rounds.append(round_)
+    run_sweep(cells[:2], out, **options)
     first = {p.name: p.stat().st_mtime_ns for p in out.glob("*.jsonl")}
-        run_sweep(cells, out, **options)
+    run_sweep(cells, out, **options)
     again = [name for name, when in first.items() if (out / name).stat().st_mtime_ns != when]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-        alive = sum(node["Alive"] for node in ray.nodes())
-        print(json.dumps({"nodes": alive, "rounds": rounds, "again": again}))
+    alive = sum(node["Alive"] for node in ray.nodes())
+    print(json.dumps({"nodes": alive, "rounds": rounds, "again": again}))
 finally:
     ray.shutdown()
     cluster.shutdown()
