@@ -103,7 +103,7 @@ def export_traffic(path: Path) -> None:
 
 
 def _in_child(part: str, folder: Path, *, quick: bool) -> dict[str, float]:
-    """Runs one part in a process of its own, on one core and without torch."""
+    """Runs one part in a separate process, on one core and without torch."""
     command = [
         sys.executable,
         __file__,
@@ -370,7 +370,7 @@ def _resident_after(process: subprocess.Popen[bytes], socket: Path, count: int) 
         except AgentUnreachableError:
             continue
         if seen >= count:
-            time.sleep(1)  # a burst's memory is given back once it is over
+            time.sleep(1)  # memory of a peak is released once it is over
             status = Path(f"/proc/{process.pid}/status").read_text()
             kilobytes = next(
                 line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")

@@ -66,8 +66,8 @@ def sealed(devices: int, labels: int) -> Run:
 
     def relay() -> bytes:
         read = (decode_encrypted_profile(content, labels) for content in contents)
-        told = {device: said.profile for said, device in read}
-        return to_bytes(AskPlan(issued.nonce, labels, told, Greedy()))
+        sealed_profiles = {device: said.profile for said, device in read}
+        return to_bytes(AskPlan(issued.nonce, labels, sealed_profiles, Greedy()))
 
     question, relaying = timed(relay)
     reply, planning = timed(lambda: to_bytes(service.answer(question, "benchmark")))

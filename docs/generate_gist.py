@@ -81,11 +81,11 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
+    correction = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
         kept, window, np.ones(1), None, moved=True
     )
-    assert mending.vector is not None
-    return Case(old, new, mending.vector.astype(np.float64))
+    assert correction.vector is not None
+    return Case(old, new, correction.vector.astype(np.float64))
 
 
 def picture() -> str:
@@ -114,7 +114,7 @@ def _stream() -> list[str]:
     ]
     slots = [f'<circle class="kept" cx="{39 + 15 * i}" cy="240" r="5"/>' for i in range(KEPT)]
     return [
-        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and room for {KEPT}"),
+        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and {KEPT} slots"),
         *dots,
         *(f'<path class="way" d="M{x} 158V216" marker-end="url(#waytip)"/>' for x in (69, 185)),
         f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stay</text>',
@@ -140,9 +140,7 @@ def _before(worked: Case) -> list[str]:
         _arrow(1, store, whole),
         _square(*_at(1, store)),
         _diamond(*_at(1, whole), "gist"),
-        *_legend(
-            1, _square(0, 0), "what the five say", _diamond(0, 0, "gist"), "what all sixty said"
-        ),
+        *_legend(1, _square(0, 0), "mean of the five", _diamond(0, 0, "gist"), "mean of all sixty"),
     ]
 
 
@@ -150,7 +148,7 @@ def _after(worked: Case) -> list[str]:
     """Panel 3: the same arrow, a little shorter, under the model that comes next."""
     _, store = worked.stored_mean
     return [
-        *_words(2, "3. So mend the step", "the new model moves all much alike"),
+        *_words(2, "3. So correct the step", "the new model moves all much alike"),
         *_cloud(2, worked.new, "ghost"),
         _diamond(*_at(2, worked.new.mean(axis=0)), "truth"),
         _arrow(2, store, store + worked.correction),

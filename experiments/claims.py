@@ -132,10 +132,10 @@ def look_ahead(
     found: dict[str, list[float]] = {"leave_one_out": [], "shapley": []}
     for _ in range(2 if quick else 20):
         players = pool.take(np.sort(rng.choice(len(pool), PLAYERS, replace=False)))
-        worth = utilities(learner, model, players, direction, local, experiment.train.epochs)
+        utility = utilities(learner, model, players, direction, local, experiment.train.epochs)
         one_step = learner.probe(model).measure(players).projections(direction)
-        found["leave_one_out"].append(pearson(one_step, leave_one_out(worth)))
-        found["shapley"].append(pearson(one_step, shapley(worth)))
+        found["leave_one_out"].append(pearson(one_step, leave_one_out(utility)))
+        found["shapley"].append(pearson(one_step, shapley(utility)))
     return {
         name: {"mean": float(np.mean(rows)), "worst": min(rows), "draws": len(rows)}
         for name, rows in found.items()
@@ -151,32 +151,35 @@ def utilities(
     epochs: int,
 ) -> FloatArray:
     """Term 2 of Theorem 1 for every subset of players (bit masks), summed over local epochs."""
-    worth = np.zeros(2 ** len(players))
-    for mask in range(1, len(worth)):
+    utility = np.zeros(2 ** len(players))
+    for mask in range(1, len(utility)):
         subset = players.take(np.array([i for i in range(len(players)) if mask >> i & 1]))
         here = model
         for _ in range(epochs):
-            worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
+            utility[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
             here = learner.train(here, TrainingJob(subset, np.ones(len(subset)), 0), local)
-    return worth
+    return utility
 
 
-def leave_one_out(worth: FloatArray) -> Scores:
-    everyone = len(worth) - 1
+def leave_one_out(utility: FloatArray) -> Scores:
+    everyone = len(utility) - 1
     return np.array(
-        [worth[everyone] - worth[everyone & ~(1 << i)] for i in range(int(math.log2(len(worth))))]
+        [
+            utility[everyone] - utility[everyone & ~(1 << i)]
+            for i in range(int(math.log2(len(utility))))
+        ]
     )
 
 
-def shapley(worth: FloatArray) -> Scores:
+def shapley(utility: FloatArray) -> Scores:
     """The exact Shapley value of every player."""
-    n = int(math.log2(len(worth)))
+    n = int(math.log2(len(utility)))
     values = np.zeros(n)
     for i, size in itertools.product(range(n), range(n)):
         share = math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
         for others in itertools.combinations([j for j in range(n) if j != i], size):
             mask = sum(1 << j for j in others)
-            values[i] += share * (worth[mask | 1 << i] - worth[mask])
+            values[i] += share * (utility[mask | 1 << i] - utility[mask])
     return values
 
 

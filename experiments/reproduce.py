@@ -33,7 +33,7 @@ import msgspec
 from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
 from lab.document import write_readme, write_results
 from lab.findings import write_tables
-from lab.suite import estimated, read_programme, run_programme
+from lab.suite import estimated, read_suite, run_suite
 
 from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import DataError
@@ -48,7 +48,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
+SUITES = ("gist", "arena", "choice", "helps", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a separate program, in tier A."""
@@ -65,7 +65,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments"
+        "tier", nargs="?", choices=[*TIERS, *SUITES, "report"], help="which experiments"
     )
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument(
@@ -102,8 +102,8 @@ def main() -> None:
     chosen = [options.tier] if options.tier else [*TIERS]
     for path in files([tier for tier in chosen if tier in TIERS], options.only):
         run_one(path, options)
-    for name in [name for name in chosen if name in PROGRAMMES]:
-        run_one_programme(name, options)
+    for name in [name for name in chosen if name in SUITES]:
+        run_one_suite(name, options)
     if options.estimate:
         return
     results = HERE / "results"
@@ -184,9 +184,9 @@ def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> Exper
     )
 
 
-def run_one_programme(name: str, options: argparse.Namespace) -> None:
+def run_one_suite(name: str, options: argparse.Namespace) -> None:
     """A suite, as far as the time goes."""
-    suite = read_programme(HERE / "suites" / f"{name}.toml").only(options.tasks, options.methods)
+    suite = read_suite(HERE / "suites" / f"{name}.toml").only(options.tasks, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
         curves.keep(lambda curve: curve.method not in options.again)
@@ -194,7 +194,7 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
         for line in estimated(suite, curves):
             print(line, flush=True)
         return
-    run_programme(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    run_suite(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
 
 
 def about(path: Path) -> str:
@@ -231,11 +231,9 @@ def run_quickly(out: Path, only: str) -> None:
     if not only:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
-    for name in [name for name in PROGRAMMES if only in name]:
-        suite = read_programme(HERE / "suites" / f"{name}.toml").tiny(
-            TINY, everywhere=name == "arena"
-        )
-        run_programme(suite, curves, out / "curves", jobs=1, minutes=None)
+    for name in [name for name in SUITES if only in name]:
+        suite = read_suite(HERE / "suites" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
+        run_suite(suite, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
 

@@ -145,11 +145,11 @@ def main() -> None:
             )
             for method in METHODS:
                 call = [sys.executable, __file__, "--child", task, method, str(file)]
-                told = [
+                printed = [
                     subprocess.run(call, check=True, capture_output=True).stdout
                     for _ in range(processes)
                 ]
-                runs: list[dict[str, float]] = list(map(json.loads, told))
+                runs: list[dict[str, float]] = list(map(json.loads, printed))
                 medians = {
                     key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]
                 }

@@ -82,8 +82,8 @@ def line_chart(
     parts = [_opened(title, high, _LEFT)]
     for y in _ticks(y_low, y_high):
         left, height = place(x_low, y)
-        across = f"M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}"
-        parts.append(f'<path d="{across}" stroke="currentColor" opacity="0.15"/>')
+        level = f"M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}"
+        parts.append(f'<path d="{level}" stroke="currentColor" opacity="0.15"/>')
         parts.append(
             f'<text x="{left - 6:.0f}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>'
         )

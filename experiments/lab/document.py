@@ -16,7 +16,7 @@ from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
-from lab.suite import read_programme
+from lab.suite import read_suite
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -124,7 +124,7 @@ def write_results(experiments: Path, results: Path, out: Path) -> None:
 def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield f"# {TITLE}"
     arena = Findings(
-        read_programme(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
+        read_suite(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
     )
     yield from opening(results.figures, arena)
     yield "## When it helps"

@@ -11,7 +11,7 @@ from fedkeep.config.experiment import Experiment
 from fedkeep.records.measures import interval
 from fedkeep.tables import Table
 from lab.curves import Curve, Curves, forward_passes, mean_of
-from lab.suite import Contest, Suite, read_programme
+from lab.suite import Contest, Suite, read_suite
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
@@ -127,7 +127,7 @@ def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
         "choice": settings_table,
     }
     files = {name: experiments / "suites" / f"{name}.toml" for name in (*tables, "gist")}
-    found = {name: Findings(read_programme(file), curves) for name, file in files.items()}
+    found = {name: Findings(read_suite(file), curves) for name, file in files.items()}
     for name, make in tables.items():
         write_table(out / f"{name}.json", make(found[name]))
     for task in found["gist"].tasks():
@@ -247,11 +247,11 @@ def bytes_table(found: Findings) -> Table:
         point = [at_rest, found.experiment(row).storage.capacity, *(rounded(runs) or ())]
         table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
     for methods in table.values():
-        worth: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
+        equivalent: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
         for method, slots, accuracy in (
-            (m, point[1], point[2]) for m in worth for point in methods[m]
+            (m, point[1], point[2]) for m in equivalent for point in methods[m]
         ):
             enough = (point[1] for point in methods.get(FIFO, []) if point[2] >= accuracy)
-            worth[method][str(slots)] = min(enough, default=None)
-        methods["worth"] = worth
+            equivalent[method][str(slots)] = min(enough, default=None)
+        methods["worth"] = equivalent
     return table

@@ -35,7 +35,7 @@ _COMPARED = (
     *_CORRECTIONS,
     UNLIMITED,
 )
-_RIVALS = (FIFO, BALANCED)
+_BASELINES = (FIFO, BALANCED)
 
 
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
@@ -139,10 +139,10 @@ def _shares(arena: Table, *, ordered: bool) -> str:
     named = {
         task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered
     }
-    said = ", ".join(
+    listed = ", ".join(
         f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None
     )
-    return said or "not run yet"
+    return listed or "not run yet"
 
 
 def _closed(row: Table) -> float | None:
@@ -179,11 +179,11 @@ def _better_buys(table: Table) -> str:
                     buys.append((best[2] - accuracy, words))
         if buys:
             found[task] = f"{task} ({max(buys)[1]})"
-    said, rest = (
+    listed, rest = (
         ", ".join(found.values()) or "none of what ran",
         ", ".join(task for task in table if task not in found),
     )
-    return f"{said}; on none of {rest}" if found and rest else said if table else "not run yet"
+    return f"{listed}; on none of {rest}" if found and rest else listed if table else "not run yet"
 
 
 def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Picture]:
@@ -276,7 +276,9 @@ def sweeps(helps: Table) -> Iterator[Block]:
                 lead = f" ({in_words(known['over_fifo'], sign='+')})" if known else ""
                 cells[method].append(in_words(known and known["accuracy"]) + lead)
             yield f"### {task}, {key}"
-            yield sheet(("method", *values), ((method, *said) for method, said in cells.items()))
+            yield sheet(
+                ("method", *values), ((method, *listed) for method, listed in cells.items())
+            )
             if all(value.replace(".", "", 1).isdigit() for value in values):
                 series = {
                     m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r]
@@ -300,7 +302,7 @@ def candidates(
     for method in dict.fromkeys(m for row in means.values() for m in row if m.startswith(form)):
         if all(method in row for row in means.values()):
             leads = {
-                task: row[method] - max(row[rival] for rival in _RIVALS)
+                task: row[method] - max(row[baseline] for baseline in _BASELINES)
                 for task, row in means.items()
             }
             found.append((method, leads, [task for task, lead in leads.items() if lead < -SLIGHT]))
@@ -312,7 +314,9 @@ def choosing(table: Table) -> Iterator[Block]:
     means = {
         t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()
     }
-    complete = {task: row for task, row in means.items() if all(rival in row for rival in _RIVALS)}
+    complete = {
+        task: row for task, row in means.items() if all(baseline in row for baseline in _BASELINES)
+    }
     for form in GISTS:
         if ranked := candidates(complete, form):
             stores = form.removeprefix("gist-")

@@ -40,12 +40,12 @@ class Paper:
 
 def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
     """What a program measured, with the command and the versions that it was measured by."""
-    said = {
+    header = {
         "command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]),
         "versions": versions(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{script}.json").write_text(json.dumps(said | figures, indent=1) + "\n")
+    (out / f"{script}.json").write_text(json.dumps(header | figures, indent=1) + "\n")
 
 
 class Results:
@@ -128,13 +128,13 @@ def verdicts(results: Results) -> dict[str, tuple[str, str]]:
     judged = {}
     for claimed, check in CLAIMS.items():
         found = list(check(results))
-        told = [holds for holds, _ in found if holds is not None]
+        decided = [holds for holds, _ in found if holds is not None]
         word = "partly"
         if not found:
             word = "not run yet"
-        elif not told:
+        elif not decided:
             word = "undecided"
-        elif not any(told):
+        elif not any(decided):
             word = "not reproduced"
         elif all(holds for holds, _ in found):
             word = "reproduced"
@@ -280,8 +280,8 @@ def last_layer_tracks(results: Results) -> Iterator[Finding]:
 def look_ahead_suffices(results: Results) -> Iterator[Finding]:
     for task, row in results.measured.items():
         shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
-        said = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
-        yield (min(shapley, left) >= 0.9, said)
+        words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
+        yield (min(shapley, left) >= 0.9, words)
 
 
 @claim("Greedy coordination is near the optimum")

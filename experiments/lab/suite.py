@@ -179,7 +179,7 @@ class Suite:
         return PlannedRun(row.task, RunSpec(table, f"{row.setting_name} rate={rate:.3g}".strip()))
 
 
-def read_programme(path: Path) -> Suite:
+def read_suite(path: Path) -> Suite:
     """The suite in a file. `methods` and `tasks` may name other files; `base` is a task's base."""
     table = read_toml(path)
     if unknown := table.keys() - {"about", "note", "methods", "tasks", "stages"}:
@@ -205,7 +205,7 @@ def read_programme(path: Path) -> Suite:
     return Suite(path.stem, tasks, methods, stages, str(table.get("note", "")))
 
 
-def run_programme(
+def run_suite(
     suite: Suite, curves: Curves, records: Path, *, jobs: int, minutes: float | None
 ) -> None:
     """Runs the stages one after the other; tasks whose data is not here are named, and left out."""

@@ -92,7 +92,7 @@ def test_a_torch_data_set_and_a_module_as_model() -> None:
     linear = torch.nn.Linear(4, 3)
     found = fedkeep.compare(data, device=DEVICE, methods=["fifo"], model=linear, **SMALL)
     first = {run.header.seed: run.evaluations[0].accuracy for run in found.runs}
-    assert len(set(first.values())) == 2, "each seed begins with layers of its own"
+    assert len(set(first.values())) == 2, "each seed begins with its own layers"
     assert min(run.evaluations[-1].accuracy or 0 for run in found.runs) > 0.5
 
 
@@ -147,7 +147,7 @@ print(found.verdicts, len(found.runs))
 """
 
 
-def test_parallel_seeds_work_in_a_script_without_a_guard_and_with_a_policy_of_main() -> None:
+def test_parallel_seeds_work_in_a_script_without_a_main_check_and_with_a_policy_of_main() -> None:
     around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

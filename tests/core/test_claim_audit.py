@@ -64,7 +64,7 @@ def test_it_is_given_another_chance_later() -> None:
     assert SQUATTER in holders(made, RARE)
 
 
-def test_a_rate_counts_as_the_arrivals_that_bear_it_out() -> None:
+def test_a_rate_counts_as_far_as_arrivals_confirm_it() -> None:
     made = server()
     declared = made.rate(1)
     for _ in range(8):

@@ -102,7 +102,7 @@ def test_the_first_participation_by_hand() -> None:
     assert second.vector == pytest.approx([0.5, -0.5], abs=1e-6)
 
 
-def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
+def test_samples_that_the_gist_does_not_know_count_with_their_share() -> None:
     """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
     gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
@@ -113,7 +113,7 @@ def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
     assert correction.ess == pytest.approx(6 + 2)
 
 
-def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
+def test_a_window_of_one_label_counts_for_that_label_only() -> None:
     gist = Gist(GistOptions("local"), 2, 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
@@ -124,8 +124,8 @@ def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
     each = np.array([(0.5 - seen_weight) / 1.1, 0.5 / 1.1])
     m = np.array([5 * seen_weight + each[0], each[1]])
     assert correction.variance_term == pytest.approx(correction.beta * (m - 0.5), abs=1e-6)
-    worth = 1 / (each @ each + seen_weight**2 / 4)
-    assert correction.ess == pytest.approx(worth, rel=1e-6)
+    expected = 1 / (each @ each + seen_weight**2 / 4)
+    assert correction.ess == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_label_that_does_not_come_is_not_forgotten() -> None:
@@ -222,7 +222,7 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 4), st.integers(0, 30), st.booleans())
-def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known: bool) -> None:
+def test_the_mean_of_windows_is_as_noisy_as_it_states(old: int, count: int, known: bool) -> None:
     fresh = np.array([False] * old + [True] * min(2, count) + [False] * (1 - min(1, old + count)))
     holding = StoreSummary(
         np.full(len(fresh), 1 / len(fresh)), np.zeros(len(fresh), dtype=np.int64), fresh
@@ -308,7 +308,7 @@ def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
     )
     assert correction.beta == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
     assert correction.ess == pytest.approx(10.0), (
-        "the 12 that store and gist are worth together are cut as well"
+        "the joint effective sample size, 12, is capped as well"
     )
 
 
@@ -417,9 +417,9 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     def iid(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
 
-    mended = steps(policy, sure, iid, 300)
-    error = np.abs(mended.mean(axis=0) - true_gradient(MODELS[0]))
-    assert (error <= 4 * mended.std(axis=0) / np.sqrt(300) + 1e-3).all()
+    corrected = steps(policy, sure, iid, 300)
+    error = np.abs(corrected.mean(axis=0) - true_gradient(MODELS[0]))
+    assert (error <= 4 * corrected.std(axis=0) / np.sqrt(300) + 1e-3).all()
     if policy is not Fifo:
         plain = steps(policy, GistOptions(), iid, 300).mean(axis=0) - true_gradient(MODELS[0])
         assert np.linalg.norm(plain) > 2 * np.linalg.norm(error)
@@ -458,9 +458,9 @@ def test_by_its_own_rule_the_variance_is_never_above_the_plain_stores() -> None:
     def stream(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
 
-    mended = steps(BalancedReservoir, GistOptions("local"), stream, 300)
+    corrected = steps(BalancedReservoir, GistOptions("local"), stream, 300)
     plain = steps(BalancedReservoir, GistOptions(), stream, 300)
-    assert mended.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
+    assert corrected.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
 
 
 # -- as part of a device ---------------------------------------------------------------------
@@ -508,15 +508,17 @@ def test_an_empty_store_forgets_the_gist() -> None:
     assert device.gist.ess == 0
 
 
-@pytest.mark.parametrize(("name", "told"), [("none", False), ("local", False), ("shared", True)])
+@pytest.mark.parametrize(
+    ("name", "reported"), [("none", False), ("local", False), ("shared", True)]
+)
 def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(
-    name: str, told: bool
+    name: str, reported: bool
 ) -> None:
     device = device_for(BalancedReservoir(), GistOptions(name), 1)  # type: ignore[arg-type]
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     report = device.participate(TrainOrder(0, MODELS[1], None, LOCAL))
-    assert (report.local_gradient is not None) == told
-    assert (report.gradient_samples > 0) == told
+    assert (report.local_gradient is not None) == reported
+    assert (report.gradient_samples > 0) == reported
 
 
 def test_matching_needs_weights_by_client_and_label() -> None:
@@ -532,7 +534,7 @@ def test_matching_needs_weights_by_client_and_label() -> None:
         )
 
 
-def test_a_told_gist_is_no_longer_than_the_clip() -> None:
+def test_a_reported_gist_is_no_longer_than_the_clip() -> None:
     device = Device(
         LEARNER,
         BalancedReservoir(),
@@ -581,7 +583,7 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])
-def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> None:
+def test_before_there_is_a_model_nothing_is_known_added_or_reported(name: str) -> None:
     gist = GistOptions(name)  # type: ignore[arg-type]
     device = Device(
         LEARNER, BalancedReservoir(), capacity=4, sample_shape=(3,), labels=2, gist=gist

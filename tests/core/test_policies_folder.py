@@ -31,7 +31,7 @@ def test_a_new_file_in_the_folder_is_known_without_being_listed(tmp_path: Path) 
         "print(r.find_policy('late-comer').__name__, r.find_policy('ode').__name__)"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == ["LateComer", "Ode"]
+    assert done.stdout.split() == ["LateComer", "Ode"]

@@ -55,7 +55,7 @@ def test_at_the_start_nothing_is_too_long_and_then_ten_times_the_median_is() -> 
     assert statistics.max_length([999.0], 10.0) == 20.0
 
 
-def test_a_liar_cannot_teach_that_long_is_usual() -> None:
+def test_an_attacker_cannot_raise_the_usual_length() -> None:
     statistics = UpdateStatistics()
     for _ in range(50):
         statistics.learn_lengths([1.0] * 7 + [9.0] * 3)
@@ -86,7 +86,7 @@ def test_updates_that_move_nothing_do_not_make_every_other_too_long() -> None:
     assert statistics.max_length([0.0, 1.0], 10.0) == 10.0
 
 
-def test_weights_that_differ_widely_count_and_those_of_liars_do_not() -> None:
+def test_weights_that_differ_widely_count_and_those_of_attackers_do_not() -> None:
     statistics = UpdateStatistics()
     weights = [1.0, 2.0, 4.0, 8.0, 16.0, 1.0, 2.0, 4.0, 8.0]
     for round_ in range(8):

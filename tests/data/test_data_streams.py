@@ -110,11 +110,9 @@ def test_without_shuffling_the_order_of_the_data_repeats() -> None:
 def test_full_drift_brings_one_label_after_the_other_on_all_devices() -> None:
     fleet = federation((80, 40))
     stream = Stream(fleet, StreamOptions(drift=1.0), seed=3)
-    seasons = [
-        stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))
-    ]
-    assert all(len(set(row)) == 1 for season in seasons for row in season)
-    assert seasons[0][:, 0].tolist() == seasons[1][:, 0].tolist()
+    runs = [stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))]
+    assert all(len(set(row)) == 1 for run in runs for row in run)
+    assert runs[0][:, 0].tolist() == runs[1][:, 0].tolist()
 
 
 def test_half_drift_shifts_the_labels_without_separating_them() -> None:
@@ -148,9 +146,9 @@ def test_outliers_are_far_away_and_leave_the_data_untouched() -> None:
     fleet = federation((5000,))
     before = fleet.x.copy()
     seen = Stream(fleet, StreamOptions(outliers=0.1, outlier_scale=100.0), seed=0).training_set(0)
-    struck = (seen.x != fleet.x[seen.ids]).any(axis=1)
-    assert 0.08 < struck.mean() < 0.12
-    assert np.abs(seen.x[struck]).mean() > 30
+    replaced = (seen.x != fleet.x[seen.ids]).any(axis=1)
+    assert 0.08 < replaced.mean() < 0.12
+    assert np.abs(seen.x[replaced]).mean() > 30
     np.testing.assert_array_equal(fleet.x, before)
 
 

@@ -10,7 +10,7 @@ from tests.golden.runs import DIGESTS, RUNS
 
 KNOWN = json.loads(DIGESTS.read_text())
 TOLERANCE = 3e-5
-"""Of the length of the model's way: BLAS libraries add up in orders of their own."""
+"""Relative to the length of the model's path: BLAS libraries sum in different orders."""
 NEEDS = {
     "lenet": "torch",
     "traffic": "torch",

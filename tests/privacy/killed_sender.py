@@ -26,13 +26,13 @@ def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
     """The device: one report after the other, each a byte in the outbox once it has left."""
     file = LedgerFile(path)
     waiting: list[State] = []
-    guard = DPMechanism(
+    mechanism = DPMechanism(
         OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros
     )
     order = TrainOrder(0, np.zeros(P, np.float32), None, LocalTraining(0.1, 1))
     for number in itertools.count(1):
         fresh = np.full(P, 0.1 / number, np.float32)
-        guard.release(Report(0, order.model, 1.0, 1, 1, fresh, 1), order)
+        mechanism.release(Report(0, order.model, 1.0, 1, 1, fresh, 1), order)
         os.write(outbox, b"r")
         while waiting:
             file.commit(waiting.pop())

@@ -134,7 +134,7 @@ def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Pa
     assert evaluations[1].prequential == pytest.approx(by_hand)
 
 
-def test_the_worst_devices_and_the_rarest_labels_have_their_say() -> None:
+def test_the_worst_devices_and_the_rarest_labels_are_measured() -> None:
     simulator = Simulator(resolve(experiment()))
     found = simulator.evaluate()
     ranked = np.sort(found.device_accuracy[~np.isnan(found.device_accuracy)])
@@ -403,11 +403,11 @@ def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> No
 def test_the_record_tells_the_score_that_each_sample_came_with(tmp_path: Path) -> None:
     """FIFO's score is the arrival's number, so scores rise along the list of comings and goings."""
     run = read_run(play(expand(experiment(policy={"name": "fifo"}))[0], tmp_path))
-    told = [
+    recorded = [
         [change.score for change in line.changes] for line in run.of(DeviceLine) if line.changes
     ]
-    assert told
-    for scores in told:
+    assert recorded
+    for scores in recorded:
         assert scores == sorted(scores, key=lambda score: -1.0 if score is None else score)
         assert scores[0] is not None
 

@@ -54,7 +54,7 @@ def picture(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class FakeRun:
-    """One run, written as far as it is told to go."""
+    """One run, written as far as asked."""
 
     def __init__(
         self,
