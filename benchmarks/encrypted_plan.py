@@ -66,7 +66,7 @@ def sealed(devices: int, labels: int) -> Run:
 
     def relay() -> bytes:
         read = (decode_encrypted_profile(content, labels) for content in contents)
-        sealed_profiles = {device: said.profile for said, device in read}
+        sealed_profiles = {device: reply.profile for reply, device in read}
         return to_bytes(AskPlan(issued.nonce, labels, sealed_profiles, Greedy()))
 
     question, relaying = timed(relay)

@@ -146,7 +146,7 @@ def test_a_gist_that_leaves_no_slots_is_not_tried(tmp_path: Path) -> None:
     assert LOCAL not in settings.methods
     finals = {m: {0: 0.5} for m in settings.methods}
     advised = advice(Trial(settings, tmp_path, 60, 1, lambda *_: None, finals=finals))
-    assert "A gist takes 800 bytes, which leaves no room for samples." in advised
+    assert "A gist takes 800 bytes, which leaves no slot for samples." in advised
 
 
 def test_every_candidate_is_a_registered_method() -> None:

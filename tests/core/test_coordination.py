@@ -1,4 +1,4 @@
-"""Laws that every plan and every change of a plan keeps."""
+"""Invariants of every plan and of every change of a plan."""
 
 from collections.abc import Iterator
 from fractions import Fraction

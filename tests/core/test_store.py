@@ -1,4 +1,4 @@
-"""The store against a naive one, and the laws it must keep."""
+"""The store against a naive one, and its invariants."""
 
 from dataclasses import dataclass
 

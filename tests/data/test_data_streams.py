@@ -1,4 +1,4 @@
-"""Laws of streams: endless, exact in rate, each sample once a pass.
+"""Invariants of streams: endless, exact in rate, each sample once a pass.
 
 And blind to how they are cut.
 """

@@ -27,7 +27,7 @@ policy = { name = "reservoir" }
 [methods.full-data]
 policy = { name = "full-data" }
 """
-PROGRAMME = """
+SUITE = """
 about = "A small one."
 methods = "methods.toml"
 [tasks]
@@ -45,7 +45,7 @@ seeds = [0, 1]
 """
 
 
-def suite(folder: Path, text: str = PROGRAMME) -> Suite:
+def suite(folder: Path, text: str = SUITE) -> Suite:
     absent = TASK.replace('"demo", devices = 4', '"westermo"')
     for name, content in (
         ("task", TASK),
@@ -171,7 +171,7 @@ def test_a_task_whose_data_is_not_here_is_named_and_left_out(
 ) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = PROGRAMME.replace('tasks = ["small"]', 'tasks = ["absent", "small"]')
+    text = SUITE.replace('tasks = ["small"]', 'tasks = ["absent", "small"]')
     found = suite(tmp_path, text).only([], ["full-data"])
     run_suite(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
     printed = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_a_task_whose_data_is_not_here_is_named_and_left_out(
 
 def test_a_stage_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names the method 'fifi'"):
-        suite(tmp_path, PROGRAMME.replace('"fifo", "gist-local", "full-data"', '"fifi"'))
+        suite(tmp_path, SUITE.replace('"fifo", "gist-local", "full-data"', '"fifi"'))
 
 
 def with_finals(tmp_path: Path) -> Findings:
@@ -265,7 +265,7 @@ def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
 
 
 def test_bytes_at_rest_and_the_equivalent_fifo_size(tmp_path: Path) -> None:
-    text = PROGRAMME.split("[[stages]]", maxsplit=1)[0] + (
+    text = SUITE.split("[[stages]]", maxsplit=1)[0] + (
         '[[stages]]\ntasks = ["small"]\nmethods = ["fifo", "gist-local"]\nseeds = [0]\n'
         'settings = { "storage.capacity" = [5, 50] }\n'
     )

@@ -1,4 +1,4 @@
-"""The models for text keep the laws of learners, and learn."""
+"""The models for text satisfy the invariants of learners, and learn."""
 
 import numpy as np
 import pytest

@@ -146,5 +146,5 @@ def advise(
 
 
 def folder_of(data: str) -> Path:
-    """Return where the advice on a file or function goes unless told otherwise."""
+    """Return where the advice on a file or function goes by default."""
     return Path("advice") / Path(data.partition(":")[0]).stem

@@ -88,7 +88,7 @@ def _gist(trial: Trial, gist_bytes: int) -> str:
     """Return the benefit of a gist over the best method without one."""
     gists = [method for method in trial.settings.candidates if method in (LOCAL, SHARED)]
     if not gists:
-        return f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
+        return f"A gist takes {gist_bytes:,} bytes, which leaves no slot for samples."
     plain = [method for method in trial.settings.candidates if method not in gists]
     if not all(trial.finals.get(method) for method in (*gists, *plain)):
         return ""
