@@ -49,7 +49,7 @@ def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
     return Trial(settings, tmp_path, 60, 1, lambda *_: None, finals=judged | others)
 
 
-def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
+def test_sorted_rows_give_a_warning_and_shuffled_ones_none() -> None:
     rng = np.random.default_rng(1)
     y = rng.integers(0, 4, 4000)
     even, ordered = DatasetProfile(fleet(y)), DatasetProfile(fleet(np.sort(y)))

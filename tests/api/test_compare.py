@@ -206,13 +206,13 @@ def test_a_wrong_argument_is_named_in_a_sentence(
         fedkeep.compare(**call)
 
 
-def test_a_simulation_says_what_it_is() -> None:
+def test_a_simulation_describes_itself() -> None:
     table = {"task": {"name": "demo", "devices": 4}, "policy": {"name": "fifo"}}
     simulator = fedkeep.Simulator(fedkeep.Experiment.from_table(table))
     assert repr(simulator) == "<Simulator: fifo on demo, seed 0, round 0 of 100>"
     assert simulator.experiment.train.learning_rate == 0.02, "the task's own"
 
 
-def test_a_run_that_diverges_says_so() -> None:
+def test_a_run_that_diverges_is_reported() -> None:
     found = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], learning_rate=1e300, **SMALL)
     assert any("diverged" in note and "lower train.learning_rate" in note for note in found.notes)

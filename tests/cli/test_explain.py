@@ -41,7 +41,7 @@ def test_keys_are_read_from_the_class_itself() -> None:
 @pytest.mark.parametrize(
     "owner", [*TABLES.values(), *(cls for kind in COMPONENTS.values() for cls in kind.values())]
 )
-def test_every_key_says_what_it_does(owner: type) -> None:
+def test_every_key_is_documented(owner: type) -> None:
     assert [key.name for key in keys_of(owner) if not key.text] == []
 
 
@@ -52,7 +52,7 @@ def test_a_key_has_its_type_its_default_and_the_papers_name() -> None:
     assert "|B_c| of the paper" in text
 
 
-def test_a_key_says_what_presets_make_of_it() -> None:
+def test_a_key_lists_its_value_in_each_preset() -> None:
     assert 'Preset paper, every policy: estimator.name = "incremental"' in printed(
         "explain", "estimator.name"
     )

@@ -89,7 +89,7 @@ def test_honest_devices_keep_what_they_hold() -> None:
     assert made.plan is before
 
 
-def test_counts_of_one_a_report_strike_nobody_however_much_rates_differ() -> None:
+def test_counts_of_one_a_report_penalise_no_device_however_much_rates_differ() -> None:
     made = server()
     made.coordinate({d: Profile(6, np.array([50.0**d / 100, 1.0, 1.0])) for d in range(HONEST + 1)})
     once = dict.fromkeys(range(HONEST + 1), 1)

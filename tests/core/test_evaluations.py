@@ -34,5 +34,5 @@ def test_one_loss_out_of_all_proportion_is_cut_and_named() -> None:
     assert merge_evaluations({0: (9, 0.0, 9), 1: (9, 0.0, 9), 2: (9, 3.0, 8)})[1] == []
 
 
-def test_nobody_that_has_samples_tells_nothing() -> None:
+def test_without_samples_nothing_is_reported() -> None:
     assert merge_evaluations({0: (0, 0.0, 0)}) == ({}, [])

@@ -362,7 +362,7 @@ def test_a_rejected_devices_earlier_gist_is_dropped() -> None:
     "name",
     ["model", "round", "plan", "estimator", "aggregation", "limits", "schedule", "staleness"],
 )
-def test_nobody_but_the_server_changes_what_it_has(name: str) -> None:
+def test_only_the_server_changes_its_state(name: str) -> None:
     server = server_of()
     with pytest.raises(AttributeError):
         setattr(server, name, getattr(server, name))

@@ -173,7 +173,7 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
     ]
 
 
-def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
+def test_evict_trained_first_evicts_the_lowest_used_sample_and_no_unused_one() -> None:
     store = MemoryStore(np.array([2]), AfterUse("evict_trained_first"))
     offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
     store.mark_used(store.stored().batch.ids)

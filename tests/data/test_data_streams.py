@@ -183,7 +183,7 @@ def test_a_label_lasts_as_long_as_asked_at_each_device_by_itself() -> None:
 
 @settings(deadline=None)
 @given(options=OPTIONS, device=st.integers(0, 2), last=st.integers(0, 90))
-def test_every_arrival_knows_its_round(options: StreamOptions, device: int, last: int) -> None:
+def test_every_arrival_has_its_round(options: StreamOptions, device: int, last: int) -> None:
     stream = Stream(FLEET, options, seed=0)
     counted = np.bincount(stream.rounds(device, 0, stream.position(device, last)), minlength=last)
     assert counted.tolist() == [len(stream.arrivals(device, r, r + 1)) for r in range(last)]

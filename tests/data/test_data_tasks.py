@@ -444,7 +444,7 @@ def test_engines_go_through_their_states_one_after_the_other() -> None:
     np.testing.assert_allclose(fleet.x[fleet.train.indices].mean(axis=0), 0, atol=1e-3)
 
 
-def test_speakers_say_the_next_character() -> None:
+def test_shakespeare_labels_are_the_next_character() -> None:
     need(SHAKESPEARE)
     fleet = Shakespeare(most=50).load(seed=0)
     assert_whole(fleet)

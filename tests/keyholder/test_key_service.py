@@ -292,7 +292,7 @@ def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_command_line_makes_keys_and_says_what_devices_need(tmp_path: Path) -> None:
+def test_the_command_line_makes_keys_and_prints_what_devices_need(tmp_path: Path) -> None:
     printed = []
     for command in ("create", "show"):
         words = fedkeep("keyholder", command, str(tmp_path / "keys"))

@@ -19,7 +19,7 @@ def contexts(n: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", ["char-mlp", "char-gru", "char-transformer"])
-def test_it_satisfies_the_invariants_of_learners_and_knows_places(name: str) -> None:
+def test_it_satisfies_the_invariants_of_learners_and_uses_positions(name: str) -> None:
     length = {} if name == "char-gru" else {"length": LENGTH}
     learner = learner_for(name, (LENGTH,), SYMBOLS, **length)
     assert "one-by-one" in check_learner(learner, contexts(12))

@@ -112,7 +112,7 @@ def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
     fleet.expect([0, 1, 2, 3])
 
 
-def test_where_nobody_has_an_estimator_there_is_no_direction() -> None:
+def test_without_an_estimator_there_is_no_direction() -> None:
     fleet = FleetProfiles()
     fleet.round([0, 1], silent=True)
     assert fleet.server.estimator.direction() is None

@@ -161,7 +161,7 @@ def test_a_frame_has_the_rows() -> None:
     assert list(table.columns[:5]) == ["task", "setting", "method", "seed", "round"]
 
 
-def test_a_frame_needs_pandas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_without_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"fedkeep\[frame\]"):
         frame([run("ode", 0, FIFO)])

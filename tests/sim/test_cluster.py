@@ -90,7 +90,7 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_without_a_cluster_it_says_how_to_start_one(
+def test_without_a_cluster_the_error_explains_how_to_start_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     pytest.importorskip("ray")

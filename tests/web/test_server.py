@@ -181,7 +181,7 @@ def test_one_watch_follows_another(tmp_path: Path, fleet: dict[str, Any]) -> Non
         assert status(second, "/api/device?run=ode-0&device=77") == 404
 
 
-def test_an_address_that_does_not_answer_says_so(directory: Path) -> None:
+def test_an_address_that_does_not_answer_is_reported(directory: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -213,7 +213,7 @@ def test_a_taken_port_ends_in_one_sentence_with_the_address(tmp_path: Path) -> N
     assert ended.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_cleanly_while_somebody_looks(directory: Path) -> None:
+def test_ctrl_c_ends_it_cleanly_while_a_page_is_open(directory: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "fedkeep", "watch", str(directory), "--port", "0"]
     with subprocess.Popen(
