@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile
@@ -37,7 +37,7 @@ from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator, evaluate
 from fedkeep.sim.fleet import SimulatedFleet
-from fedkeep.tables import merged, read_experiment
+from fedkeep.tables import merged
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
@@ -52,7 +52,7 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
 }
 TASKS: dict[str, dict[str, Any]] = {
     "embedded": {
-        "task": {"name": "embedded"},
+        "task": {"name": "demo"},
         "train": {"learning_rate": 0.02, "epochs": 5, "rounds": 30},
     },
     "non-iid": {
@@ -162,7 +162,7 @@ class Battle:
                 profiles[d] = Profile(10**9, np.full_like(profiles[d].velocity, 1e15))
         plan, _ = self.server.coordinate(profiles)
         for d in members:
-            self.simulator.parts.fleet.device(d).assign(plan.assignment(d))  # type: ignore[union-attr]
+            self.simulator.parts.fleet.device(d).apply_plan(plan.assignment(d))  # type: ignore[union-attr]
 
     def _play_round(self, round_: int, members: list[DeviceId], result: Result) -> None:
         fleet = self.simulator.parts.fleet

@@ -12,7 +12,7 @@ from time import process_time
 
 import numpy as np
 
-from fedkeep.core.estimators import Estimate, IncrementalEstimator
+from fedkeep.core.gradients import Estimate, IncrementalEstimator
 from fedkeep.learn.models import learner_for
 
 MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fedkeep.core.estimators import clip_weights, mean_gradient
+from fedkeep.core.gradients import clip_weights, mean_gradient
 from fedkeep.core.protocols import PerSampleGradients, TrainingJob
 from fedkeep.core.types import (
     Batch,

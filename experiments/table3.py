@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.device import Device
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.regions import LabelRegions, Regions
@@ -20,7 +20,7 @@ from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.sim.assembly import build_learner
-from fedkeep.tables import Table, read_experiment
+from fedkeep.tables import Table
 
 HERE = Path(__file__).parent
 TASKS = ("ic", "har", "tc")
@@ -90,7 +90,7 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
         device.set_model(
             learner.initial(0), direction if experiment.policy.uses_direction else None
         )
-    device.assign(Assignment(quotas, np.ones(regions.count), 1.0))
+    device.apply_plan(Assignment(quotas, np.ones(regions.count), 1.0))
     return device
 
 

@@ -87,7 +87,7 @@ def _device(policy: SelectionPolicy) -> Device:
         seed=3,
     )
     device.set_model(_LEARNER.initial(1))
-    device.assign(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
+    device.apply_plan(Assignment(np.full(_LABELS, _SLOTS), np.ones(_LABELS), 1.0))
     return device
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedkeep.core.estimators import RoundMeanEstimator
+from fedkeep.core.gradients import RoundMeanEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.rounds import Schedule
 from fedkeep.core.server import Server

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.participation import Participation
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
@@ -28,7 +29,7 @@ def device_with(
     device = Device(
         learner=LEARNER,
         policy=policy,
-        store=MemoryStore(np.zeros(4, dtype=np.int64), AfterUse("renew")),
+        store=MemoryStore(np.zeros(4, dtype=np.int64), AfterUse("evict_trained_first")),
         regions=LabelRegions(4),
         meter=VelocityMeter(4),
         capacity=capacity,
@@ -39,7 +40,7 @@ def device_with(
     )
     device.set_model(LEARNER.initial(0))
     if plan is not None:
-        device.assign(plan)
+        device.apply_plan(plan)
     return device
 
 
@@ -121,7 +122,7 @@ def test_stored_samples_are_revalued_under_the_new_model_and_direction() -> None
 
 
 def test_without_revaluation_only_the_first_direction_renews_the_scores() -> None:
-    device = device_with(revalue=False)
+    device = device_with(rescore=False)
     device.observe(samples(40), 0.0)
     device.participate(order(1))
     first = device.store.stored().scores
@@ -222,8 +223,9 @@ def test_what_arrives_during_training_has_not_been_trained_on() -> None:
     first = Batch(np.ones((1, 3), dtype=np.float32), np.array([2]), np.array([7]))
     late = Batch(np.ones((1, 3), dtype=np.float32), np.array([3]), np.array([8]))
     device.observe(first, 0.0)
-    job = device.prepare(order(1))
+    participation = Participation(device, order(1))
+    participation.prepare()
     device.observe(late, 1.0)
-    device.complete(job, LEARNER.initial(1))
+    participation.finish(participation.train())
     stored = device.store.stored()
     assert dict(zip(stored.batch.ids.tolist(), stored.uses.tolist(), strict=True)) == {7: 1, 8: 0}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.core.estimators import (
+from fedkeep.core.gradients import (
     Estimate,
     GradientAccumulator,
     IncrementalEstimator,

@@ -10,10 +10,20 @@ from hypothesis import strategies as st
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GradientAccumulator
-from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
-from fedkeep.core.making import LinearEstimate, NoiseModel, StoreSummary, averaged, mixed
-from fedkeep.core.policies.draw import BalancedReservoir
+from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gist import (
+    Correction,
+    Gist,
+    GistOptions,
+    LinearEstimate,
+    NoiseModel,
+    StoredGradients,
+    StoreSummary,
+    best_linear_estimate,
+    pooled_mean,
+)
+from fedkeep.core.participation import Participation
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.high_loss import HighLoss
 from fedkeep.core.policies.ode import Ode
@@ -71,58 +81,63 @@ def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> 
 
 
 def test_the_first_participation_by_hand() -> None:
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
-    mending = gist.mend(held, seen, np.array([1.0, 0.0]), None, moved=True)
+    correction = gist.correct(held, seen, np.array([1.0, 0.0]), None, moved=True)
     # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are among the six, so
     # nothing speaks against taking all of the difference; half of what was off is off under the new model.
-    assert mending.likeness == pytest.approx(2 / 2.5)
-    assert mending.trust == pytest.approx(2 / 4)
-    assert mending.correction == pytest.approx([0.5, -0.5])
-    assert mending.gist == pytest.approx([1.5, 1.5])
-    assert mending.worth == pytest.approx(6.0), (
+    assert correction.rho == pytest.approx(2 / 2.5)
+    assert correction.beta == pytest.approx(2 / 4)
+    assert correction.vector == pytest.approx([0.5, -0.5])
+    assert correction.gist == pytest.approx([1.5, 1.5])
+    assert correction.ess == pytest.approx(6.0), (
         "of six samples, under either model: their noise is the same, halved"
     )
-    gist.keep(mending)
+    gist.keep(correction)
     again = stored([[1.0, 2.0]] * 2, [[1.0, 2.0]] * 2, [0, 0], fresh=False)
-    second = gist.mend(again, window([], []), np.array([1.0, 0.0]), None, moved=False)
-    assert second.trust == pytest.approx(1.0)
-    assert second.correction == pytest.approx([0.5, -0.5], abs=1e-6)
+    second = gist.correct(again, window([], []), np.array([1.0, 0.0]), None, moved=False)
+    assert second.beta == pytest.approx(1.0)
+    assert second.vector == pytest.approx([0.5, -0.5], abs=1e-6)
 
 
 def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
     """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
-    mending = gist.mend(
+    correction = gist.correct(
         held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, moved=False
     )
-    assert mending.trust == pytest.approx(6 / (6 + 2))
-    assert mending.worth == pytest.approx(6 + 2)
+    assert correction.beta == pytest.approx(6 / (6 + 2))
+    assert correction.ess == pytest.approx(6 + 2)
 
 
 def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
-    gist = Gist(GistOptions("local", contrast=1e9), 2)
+    gist = Gist(GistOptions("local"), 2, 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
-    mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
-    # Of label 0 five samples are known, four of them (5, 0), of label 1 the stored one: m = (0.5 (4 * 5 + 1) / 5, 0.5)
-    assert mending.own == pytest.approx(mending.trust * np.array([2.1 - 0.5, 0.0]), abs=1e-6)
-    assert mending.worth == pytest.approx(1 / (0.25 / 5 + 0.25), rel=1e-6)
+    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, moved=False)
+    # The window has label 0 alone: its weight is 0.5 / (1 + 1.1 / 4), as the prior variance of
+    # the labels' means is 10; the two stored samples supply the rest of the shares, over 1.1.
+    seen_weight = 0.5 / (1 + 1.1 / 4)
+    each = np.array([(0.5 - seen_weight) / 1.1, 0.5 / 1.1])
+    m = np.array([5 * seen_weight + each[0], each[1]])
+    assert correction.variance_term == pytest.approx(correction.beta * (m - 0.5), abs=1e-6)
+    worth = 1 / (each @ each + seen_weight**2 / 4)
+    assert correction.ess == pytest.approx(worth, rel=1e-6)
 
 
 def test_a_label_that_does_not_come_is_not_forgotten() -> None:
     """Its stored sample was counted once; the same again, time after time, teaches nothing."""
-    gist = Gist(GistOptions("local"), 2)
+    gist = Gist(GistOptions("local"), 2, 2)
     each = [[1.0, 0.0], [0.0, 1.0]]
     both = window([[1.0, 0.0]] * 20 + [[0.0, 3.0]] * 20, [0] * 20 + [1] * 20)
     shares = np.array([0.5, 0.5])
-    gist.keep(gist.mend(stored(each, each, [0, 1]), both, shares, None, moved=False))
+    gist.keep(gist.correct(stored(each, each, [0, 1]), both, shares, None, moved=False))
     for _ in range(20):
         seen = window([[1.0, 0.0]] * 20, [0] * 20)
         gist.keep(
-            gist.mend(stored(each, each, [0, 1], fresh=False), seen, shares, None, moved=False)
+            gist.correct(stored(each, each, [0, 1], fresh=False), seen, shares, None, moved=False)
         )
     m = gist.vector()
     assert m is not None
@@ -130,14 +145,16 @@ def test_a_label_that_does_not_come_is_not_forgotten() -> None:
 
 
 def test_a_gist_follows_the_shares_of_the_labels() -> None:
-    gist = Gist(GistOptions("local", contrast=1e9), 2)
+    gist = Gist(GistOptions("local"), 2, 2)
     each = [[1.0, 0.0], [0.0, 1.0]]
     seen = window([*each, *each], [0, 1, 0, 1])
-    gist.keep(gist.mend(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
-    assert gist.worth == pytest.approx(4.0)
+    gist.keep(gist.correct(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
+    # The window weighs 2 / 2.1, each stored sample (1/2 - 1/4.2) / 1.1 = 5/21.
+    assert gist.ess == pytest.approx(1 / (2 * (5 / 21) ** 2 + (20 / 21) ** 2 / 8))
     held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
-    mending = gist.mend(held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, moved=False)
-    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-5), (
+    correction = gist.correct(held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, moved=False)
+    # Shares that were not followed would leave 0.3 of it; what remains is the prior's shrinkage.
+    assert correction.vector == pytest.approx([0.0, 0.0], abs=0.06), (
         "other shares are no error of the store"
     )
 
@@ -147,15 +164,15 @@ def noise_of(
 ) -> tuple[float, FloatArray]:
     """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
     n = max(1.0, counts.sum())
-    known, seen, weights, _ = mixture
+    known, seen, weights = mixture.past_weight, mixture.window_weight, mixture.sample_weights
     each = weights + np.where(holding.fresh, seen / n, 0.0)
     rest = seen**2 * (n - holding.fresh.sum()) / n**2
     composition = holding.by_region(weights, len(counts)) + seen * counts / n
     if past is not None:
-        each = each + np.where(holding.fresh, 0.0, known * past.counted[holding.regions])
-        gone = past.held - holding.by_region((~holding.fresh).astype(np.float64), len(counts))
-        rest += known**2 * (past.rest + gone @ past.counted**2)
-        composition = composition + known * past.composition
+        each = each + np.where(holding.fresh, 0.0, known * past.sample_coefficients[holding.regions])
+        gone = past.counts - holding.by_region((~holding.fresh).astype(np.float64), len(counts))
+        rest += known**2 * (past.residual_variance + gone @ past.sample_coefficients**2)
+        composition = composition + known * past.label_coefficients
     return float(each @ each + rest), composition
 
 
@@ -174,18 +191,19 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
     shares = np.array([0.5, 0.3, 0.2])
     held_then = holding.by_region((~fresh).astype(np.float64), 3) + data.draw(st.integers(0, 2))
     past = data.draw(st.sampled_from([None, NoiseModel(shares, np.full(3, 0.05), held_then, 0.02)]))
-    found = mixed(past, holding, counts, shares, contrast=10.0)
+    found = best_linear_estimate(past, holding, counts, shares)
     noise, composition = noise_of(found, past, holding, counts)
-    best, most, weights, making = found
-    assert making.composition == pytest.approx(composition)
-    assert 1 / making.worth == pytest.approx(noise, abs=1e-9)
+    best, most, weights = found.past_weight, found.window_weight, found.sample_weights
+    noise_model = found.noise_model
+    assert noise_model.label_coefficients == pytest.approx(composition)
+    assert 1 / noise_model.ess == pytest.approx(noise, abs=1e-9)
 
     def taken(known: float, seen: float) -> LinearEstimate:
         """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
-        before = np.zeros(3) if past is None else past.composition
+        before = np.zeros(3) if past is None else past.label_coefficients
         lacks = (best - known) * before + (most - seen) * counts / max(1.0, counts.sum())
         more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
-        return known, seen, weights + more[holding.regions], making
+        return LinearEstimate(known, seen, weights + more[holding.regions], noise_model)
 
     def error(mixture: LinearEstimate) -> float:
         noise, composition = noise_of(mixture, past, holding, counts)
@@ -204,80 +222,79 @@ def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known:
     )
     past = NoiseModel(np.ones(1), np.array([0.1]), np.array([5.0]), 0.05) if known else None
     if known or count:
-        found = averaged(past, holding, count)
+        found = pooled_mean(past, holding, count)
         noise, composition = noise_of(found, past, holding, np.array([float(count)]))
-        assert 1 / found[3].worth == pytest.approx(noise)
+        assert 1 / found.noise_model.ess == pytest.approx(noise)
         assert composition == pytest.approx([1.0])
 
 
 def test_a_correction_counts_as_long_as_it_holds() -> None:
     own = np.array([1.0, -2.0], dtype=np.float32)
-    mending = Correction(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
-    assert mending.lasting(1.0, 5).correction == pytest.approx([1.5, -1.5])
-    half = mending.lasting(0.5, 2)  # the second step needs half of it: three quarters in the mean
-    assert half.correction == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), (
+    correction = Correction(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
+    assert correction.step_average(1.0, 5).vector == pytest.approx([1.5, -1.5])
+    half = correction.step_average(0.5, 2)  # the second step needs half of it: three quarters in the mean
+    assert half.vector == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), (
         "what turns to the fleet does not fade"
     )
-    assert half.trust == pytest.approx(0.6)
-    assert mending.lasting(0.0, 5).own == pytest.approx([0.2, -0.4]), (
+    assert half.beta == pytest.approx(0.6)
+    assert correction.step_average(0.0, 5).variance_term == pytest.approx([0.2, -0.4]), (
         "of no use after the first step"
     )
 
 
 def test_the_fleets_gist_turns_steps_towards_it() -> None:
-    gist = Gist(GistOptions("shared", kappa=0.25, matched=False), 2)
+    gist = Gist(GistOptions("shared", drift_weight=0.25, label_matching=False), 2, 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0], fresh=False)
     seen = window([[1.0, 1.0]] * 3, [0] * 3)
     fleet = np.array([5.0, 1.0], dtype=np.float32)
-    mending = gist.mend(held, seen, np.array([1.0, 0.0]), fleet, moved=False)
-    assert mending.correction == pytest.approx([0.25 * mending.trust * (5 - 1), 0.0])
-    assert mending.trust == pytest.approx(3 / (3 + 2))
+    correction = gist.correct(held, seen, np.array([1.0, 0.0]), fleet, moved=False)
+    assert correction.vector == pytest.approx([0.25 * correction.beta * (5 - 1), 0.0])
+    assert correction.beta == pytest.approx(3 / (3 + 2))
 
 
-@pytest.mark.parametrize(("fading", "turn"), [(0.0, 1.0), (1.0, 0.8), (4.0, 0.8**4)])
-def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn: float) -> None:
-    gist = Gist(GistOptions("shared", kappa=1.0, fading=fading, matched=False), 2)
+def test_the_drift_term_fades_with_the_cube_of_the_gradient_correlation() -> None:
+    gist = Gist(GistOptions("shared", drift_weight=1.0, label_matching=False), 2, 2)
     held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0], fresh=False)  # rho = 2 / 2.5, theta = 2 / 4
     fleet = np.array([2.0, 5.0], dtype=np.float32)
-    mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
+    correction = gist.correct(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
     trust = 0.5 * 1 / (1 + 1)  # N = 1, k = 1
-    assert mending.correction == pytest.approx([0.0, 5.0 * trust * turn])
+    assert correction.vector == pytest.approx([0.0, 5.0 * trust * 0.8**3])
 
 
-@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"last_layers": 0}])
+@pytest.mark.parametrize("bad", [{"drift_weight": 2}, {"max_ess": 0}, {"last_layers": 0}])
 def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         GistOptions("local", **bad)  # type: ignore[arg-type]
 
 
 def test_nothing_known_means_nothing_added() -> None:
-    gist = Gist(GistOptions("shared"), 2)
+    gist = Gist(GistOptions("shared"), 2, 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
-    mending = gist.mend(
+    correction = gist.correct(
         held, GradientAccumulator(2, 2), np.zeros(2), np.ones(2, dtype=np.float32), moved=True
     )
-    assert mending.correction is None
-    gist.keep(mending)
+    assert correction.vector is None
+    gist.keep(correction)
     assert gist.vector() is None
 
 
 def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0], fresh=False)
-    mending = gist.mend(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
-    assert mending.correction is None
-    gist.keep(mending)
-    assert gist.worth == 0
+    correction = gist.correct(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
+    assert correction.vector is None
+    gist.keep(correction)
+    assert gist.ess == 0
 
 
 def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
-    gist = Gist(GistOptions("local", matched=False, memory=10.0), 2)
+    gist = Gist(GistOptions("local", label_matching=False, max_ess=10.0), 2, 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
-    mending = gist.mend(
+    correction = gist.correct(
         held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False
     )
-    assert mending.trust == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
-    assert mending.worth == pytest.approx(10.0), (
+    assert correction.beta == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
+    assert correction.ess == pytest.approx(10.0), (
         "the 12 that store and gist are worth together are cut as well"
     )
 
@@ -297,22 +314,22 @@ def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     before: list[list[float]], after: list[list[float]], rho: float, theta: float
 ) -> None:
     """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2, 2)
     held = stored(before, after, [0] * len(before), fresh=False)
-    mending = gist.mend(
+    correction = gist.correct(
         held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True
     )
-    assert mending.likeness == pytest.approx(rho)
-    assert mending.trust == pytest.approx(theta * 4 / (4 + len(before)))
+    assert correction.rho == pytest.approx(rho)
+    assert correction.beta == pytest.approx(theta * 4 / (4 + len(before)))
 
 
 def test_a_label_that_is_not_stored_is_known_from_the_window() -> None:
-    gist = Gist(GistOptions("local"), 2)
+    gist = Gist(GistOptions("local"), 2, 2)
     held = stored([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], [0, 0])
     seen = window([[1.0, 0.0]] * 4 + [[0.0, 3.0]] * 4, [0] * 4 + [1] * 4)
-    mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
-    assert mending.gist == pytest.approx([0.5, 1.5], rel=0.03)
-    assert mending.trust > 0.9
+    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, moved=False)
+    assert correction.gist == pytest.approx([0.5, 1.5], rel=0.03)
+    assert correction.beta > 0.9
 
 
 def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
@@ -340,13 +357,13 @@ def device_for(policy: SelectionPolicy, gist: GistOptions, seed: int) -> Device:
         sample_shape=(3,),
         labels=LABELS,
         regions=LabelRegions(LABELS),
-        after_use=AfterUse("renew"),
+        after_use=AfterUse("evict_trained_first"),
         weighting=Weighting(1.0),
         gist=gist,
         seed=seed,
     )
     device.set_model(MODELS[0], np.ones(LEARNER.size, dtype=np.float32))
-    device.assign(Assignment(np.array([2, 2]), np.ones(2), 1.0))
+    device.apply_plan(Assignment(np.array([2, 2]), np.ones(2), 1.0))
     return device
 
 
@@ -370,10 +387,10 @@ def steps(
     for seed in range(n):
         device = device_for(policy(), gist, seed)
         device.observe(streams(seed), 1.0)
-        prepared = device.prepare(TrainOrder(0, MODELS[0], None, LOCAL))
-        own = LEARNER.probe(MODELS[0]).measure(prepared.job.batch)
-        plain = own.weighted_gradient(prepared.job.weights / prepared.job.weights.mean())
-        found.append(plain if prepared.job.correction is None else plain + prepared.job.correction)
+        job = Participation(device, TrainOrder(0, MODELS[0], None, LOCAL)).prepare()
+        own = LEARNER.probe(MODELS[0]).measure(job.batch)
+        plain = own.weighted_gradient(job.weights / job.weights.mean())
+        found.append(plain if job.correction is None else plain + job.correction)
     return np.array(found, dtype=np.float64)
 
 
@@ -381,8 +398,8 @@ def steps(
 def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     policy: type[SelectionPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NoiseModel, "pull", lambda *_: 1.0)
-    sure = GistOptions("local", matched=False, memory=1e12)
+    monkeypatch.setattr(NoiseModel, "optimal_weight", lambda *_: 1.0)
+    sure = GistOptions("local", label_matching=False, max_ess=1e12)
 
     def iid(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
@@ -398,7 +415,7 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
 def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_labels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(NoiseModel, "pull", lambda *_: 1.0)
+    monkeypatch.setattr(NoiseModel, "optimal_weight", lambda *_: 1.0)
 
     def shifted(seed: int) -> Batch:
         """Mostly the one label or mostly the other, as often."""
@@ -409,11 +426,11 @@ def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_lab
         balanced = True
 
     monkeypatch.setattr(LabelFrequencies, "values", lambda _: np.array([0.5, 0.5]))
-    sure = GistOptions("local", memory=1e12)
+    sure = GistOptions("local", max_ess=1e12)
     truth = true_gradient(MODELS[0])
     matched, unmatched, plain = (
         steps(Divided, gist, shifted, 300)
-        for gist in (sure, replace(sure, matched=False), GistOptions())
+        for gist in (sure, replace(sure, label_matching=False), GistOptions())
     )
     assert np.linalg.norm(matched.mean(axis=0) - truth) < 0.1 * np.linalg.norm(
         plain.mean(axis=0) - truth
@@ -472,10 +489,10 @@ def test_an_empty_store_forgets_the_gist() -> None:
     device = device_for(BalancedReservoir(), GistOptions("local"), 1)
     played(device, 1, rounds=1)
     assert device.gist is not None
-    assert device.gist.worth > 0
-    device.store.revalue(np.full(4, -np.inf))
+    assert device.gist.ess > 0
+    device.store.rescore(np.full(4, -np.inf))
     device.participate(TrainOrder(1, MODELS[1], None, LOCAL))
-    assert device.gist.worth == 0
+    assert device.gist.ess == 0
 
 
 @pytest.mark.parametrize(("name", "told"), [("none", False), ("local", False), ("shared", True)])
@@ -522,7 +539,7 @@ def test_a_told_gist_is_no_longer_than_the_clip() -> None:
 
 def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
     """What is told of arrivals is clipped; gist and store are not, so that one can be taken from the other."""
-    mendings = []
+    corrections = []
     for clip in (None, 1e-3):
         device = Device(
             LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
@@ -530,15 +547,17 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
         )  # fmt: skip
         device.set_model(MODELS[0])
         device.observe(world(np.random.default_rng(0), 30), 0.0)
-        prepared = device.prepare(TrainOrder(0, MODELS[1], None, LOCAL))
-        mendings.append(prepared.mending)
-        assert prepared.local_gradient is not None
-        assert (np.linalg.norm(prepared.local_gradient) <= 1.001e-3) == (clip is not None)
-    plain, clipped = mendings
+        participation = Participation(device, TrainOrder(0, MODELS[1], None, LOCAL))
+        participation.prepare()
+        corrections.append(participation.correction)
+        sent = participation.finish(participation.train()).local_gradient
+        assert sent is not None
+        assert (np.linalg.norm(sent) <= 1.001e-3) == (clip is not None)
+    plain, clipped = corrections
     assert plain is not None
     assert clipped is not None
-    np.testing.assert_array_equal(plain.correction, clipped.correction)
-    assert np.linalg.norm(plain.correction) > 1e-2
+    np.testing.assert_array_equal(plain.vector, clipped.vector)
+    assert np.linalg.norm(plain.vector) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])
@@ -549,8 +568,9 @@ def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> No
     )
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     order = TrainOrder(0, MODELS[0], np.ones(LEARNER.size, dtype=np.float32), LOCAL)
-    assert device.prepare(order).job.correction is None
-    assert device.participate(order).local_gradient is None
+    participation = Participation(device, order)
+    assert participation.prepare().correction is None
+    assert participation.finish(participation.train()).local_gradient is None
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8"])

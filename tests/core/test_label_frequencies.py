@@ -9,8 +9,8 @@ from fedkeep.core.selection import LabelFrequencies
 
 def test_targets_follow_the_root_of_the_share() -> None:
     shares = LabelFrequencies(3)
-    shares.see(np.array([0] * 16 + [2]))
-    given_slots = shares.divide(10)
+    shares.update(np.array([0] * 16 + [2]))
+    given_slots = shares.allocate(10)
     assert given_slots.sum() == 10
     assert given_slots[1] == 0
     assert np.abs(given_slots[[0, 2]] - [8, 2]).max() <= 1
@@ -21,8 +21,8 @@ def test_all_slots_are_given_and_only_to_what_has_come(
     regions: list[int], capacity: int, seed: int
 ) -> None:
     shares = LabelFrequencies(13, seed=seed)
-    shares.see(np.array(regions))
-    targets = shares.divide(capacity)
+    shares.update(np.array(regions))
+    targets = shares.allocate(capacity)
     assert targets.sum() == capacity
     assert (targets >= 0).all()
     assert set(np.flatnonzero(targets)) <= set(regions)
@@ -31,8 +31,8 @@ def test_all_slots_are_given_and_only_to_what_has_come(
 def test_with_fewer_slots_than_labels_every_label_has_its_turns() -> None:
     shares, held = LabelFrequencies(8, seed=1), np.zeros(8)
     for _ in range(400):
-        shares.see(np.array([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]))
-        held += shares.divide(3)
+        shares.update(np.array([0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7]))
+        held += shares.allocate(3)
     due = np.sqrt([9, 1, 1, 1, 1, 1, 1, 1])
     np.testing.assert_allclose(held / 400, 3 * due / due.sum(), atol=0.08)
 
@@ -46,9 +46,9 @@ def test_where_targets_change_does_not_depend_on_chunking(
     def changes(pieces: list[list[int]]) -> list[int]:
         shares, found, position = LabelFrequencies(5), [], 0
         for piece in pieces:
-            for start, stop, renewed in shares.stretches(np.array(piece)):
+            for start, stop, renewed in shares.change_points(np.array(piece)):
                 found += [position + start] if renewed else []
-                shares.see(np.array(piece[start:stop]))
+                shares.update(np.array(piece[start:stop]))
             position += len(piece)
         return found
 

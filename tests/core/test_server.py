@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.gradients import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles

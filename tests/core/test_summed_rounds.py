@@ -7,7 +7,7 @@ import pytest
 
 from fedkeep.core.aggregation import Aggregation, UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator
+from fedkeep.core.gradients import GivenEstimator, GlobalEstimator, IncrementalEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.rounds import Schedule
 from fedkeep.core.server import Server

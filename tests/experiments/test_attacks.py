@@ -11,7 +11,7 @@ from attacks import (
     similarity,
 )
 
-from fedkeep.core.estimators import mean_gradient
+from fedkeep.core.gradients import mean_gradient
 from fedkeep.core.types import Batch, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.accountant import PrivacyLedger

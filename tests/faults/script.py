@@ -85,7 +85,7 @@ class Scripted:
         step, self.step = self.step, self.step + 1
         if step % 10 == 7:
             stored = self.store.stored()
-            self.store.revalue(uniform_keys(step, stored.batch.ids))
+            self.store.rescore(uniform_keys(step, stored.batch.ids))
             self.store.mark_used(self.store.stored().batch.ids)
         elif step % 25 == 18:
             return self.store.forget(self.store.stored().batch.ids[:2].tolist(), Verdict.ERASED) > 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.core.estimators import clip_weights
+from fedkeep.core.gradients import clip_weights
 from fedkeep.privacy.gaussian import budget_cost, clipped, epsilon_spent, system_normal
 from fedkeep.privacy.options import PrivacyOptions
 
@@ -64,7 +64,9 @@ def test_sampling_amplifies_for_an_outsider(poisson: bool) -> None:
 
 def test_more_releases_need_more_noise() -> None:
     def multiplier(releases: int) -> float:
-        return PrivacyOptions(epsilon=1.0, protect=("model",), releases=releases).noise_multiplier()
+        return PrivacyOptions(
+            epsilon=1.0, protect=("model",), planned_participations=releases
+        ).noise_multiplier()
 
     assert multiplier(100) == pytest.approx(10 * multiplier(1))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import IncrementalEstimator
+from fedkeep.core.gradients import IncrementalEstimator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.rounds import Schedule
 from fedkeep.core.screening import Limits
@@ -19,7 +19,7 @@ from fedkeep.privacy.secagg.client import SecureAggregationClient
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 
 P, G, DEVICES = 6, 4, 4
-OPTIONS = PrivacyOptions(secure_sum=True)
+OPTIONS = PrivacyOptions(secure_aggregation=True)
 
 
 def server_of(estimator: IncrementalEstimator, limits: Limits = Limits()) -> Server:

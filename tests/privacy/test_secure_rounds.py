@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.estimators import Estimate, IncrementalEstimator
+from fedkeep.core.gradients import Estimate, IncrementalEstimator
 from fedkeep.core.types import Report
 
 pytest.importorskip("Crypto", reason="needs the privacy extra")

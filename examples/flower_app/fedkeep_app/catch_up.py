@@ -1,6 +1,7 @@
 """A device without an agent: it replays its part of a task's stream whenever it is woken."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -58,14 +59,8 @@ class CatchUpDevice:
             )
         self._door = ReleasePipeline()
         if privacy is not None:
-            if (
-                privacy.protects("estimator")
-                and privacy.unit == "sample"
-                and device.options.gradient_from == "stored"
-            ):
-                raise ConfigError(
-                    "estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it"
-                )
+            if privacy.protects("estimator") and privacy.unit == "sample":
+                device.exchange.check_sample_privacy()
             self._door = ReleasePipeline(
                 privacy, device.learner.gradient_size, self._save, normal=noise
             )
@@ -138,7 +133,7 @@ class CatchUpDevice:
             answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
             return answer
         if self._seen == 0 and order.assignment is not None:
-            self._device.assign(order.assignment)
+            self._device.apply_plan(order.assignment)
         now = order.round + 1
         batch = self._arrivals(self._seen, now)
         self._device.ingest(batch, now, self._device.measure(batch))
@@ -148,8 +143,8 @@ class CatchUpDevice:
         report = self._door.release(report, order)
         last = {"digest": digest, "report": to_bytes(Reported(report))}
         self._last = {name: np.frombuffer(raw, dtype=np.uint8) for name, raw in last.items()}
-        if self._device.gist is not None and (did := self._device.gist.figures()) is not None:
-            self._last["gist"] = np.array(did)
+        if self._device.gist is not None and (did := self._device.gist.figures) is not None:
+            self._last["gist"] = np.array(astuple(did))
         self._save()
         return report
 

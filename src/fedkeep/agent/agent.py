@@ -13,6 +13,7 @@ from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Ver
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
+from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
@@ -35,7 +36,6 @@ _LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
 _SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
-_ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
 """How each `OfferResult` is counted and told."""
 
@@ -68,11 +68,6 @@ class Agent:
             "tombstones": self.tombstones,
             "model": self.model_date,
         }
-        self._fresh = {
-            name: array
-            for name, array in device.snapshot().items()
-            if not name.startswith("store.")
-        }
         self._judged = 0
         """Samples whose fate is not on the disk yet."""
         self._awaited: list[tuple[Arrival, str]] = []
@@ -90,51 +85,27 @@ class Agent:
     def restore(self, state: State, *, damaged: bool = False) -> None:
         """Becomes what a file says; what is missing of the state begins anew, the samples stay."""
         found = strip_prefix("device", state)
-        if damaged and not self._fresh.keys() <= found.keys():
-            log.warning(
-                "lost from the device's state: %s",
-                ", ".join(sorted(self._fresh.keys() - found.keys())),
-            )
-        self.device.restore(self._mended(found))
+        notes = self.store.records.values()
+        repaired = self.device.repair(
+            found,
+            held=[note.region for note in notes],
+            next_arrival=1 + max((note.arrival for note in notes), default=-1),
+        )
+        if damaged and repaired.lost:
+            log.warning("lost from the device's state: %s", ", ".join(repaired.lost))
+        for note in repaired.notes:
+            log.warning("%s", note)
+        self.device.restore(repaired.state)
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
         self.store.model_version = self.model_date.round
         self._alone_from = max(
-            _ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count
+            _ALONE_ARRIVALS, 0 if self.device.global_gradient is None else 2 * self.device.window.count
         )
         if "counters" in found:
             caught_up = self.store.write_down_since(int(found["counters"][0]))
             self.counters.update(seen=caught_up, kept=caught_up)
-
-    def _mended(self, found: State) -> State:
-        """The device's state with what is missing as in a new device, or as the stored samples tell it.
-
-        A division of slots that is not one of this store's, whose budget may be another now, is left out.
-        """
-        notes, room = list(self.store.records.values()), self.device.capacity
-        following = max((note.arrival for note in notes), default=-1) + 1
-        arrivals, round_ = found.get("counters", np.array([0, -1])).tolist()
-        state = {**self._fresh, **found, "counters": np.array([max(arrivals, following), round_])}
-        counts = state["shares.counts"]
-        held = np.bincount([note.region for note in notes], minlength=len(counts))
-        state["shares.counts"] = np.where(counts > 0, counts, held)
-        state["shares.arrivals"] = np.maximum(state["shares.arrivals"], len(notes))
-        if state["shares.targets"].sum() != room:
-            state["shares.targets"] = np.zeros_like(state["shares.targets"])
-        gone = set() if state.keys() >= _ASSIGNMENT else _ASSIGNMENT
-        if not gone and state["assignment.quotas"].sum() > room:
-            log.warning(
-                "the plan was for more than the %d samples that now fit: it counts no more", room
-            )
-            gone = _ASSIGNMENT
-        if (
-            (gone or self.device.policy.balanced)
-            and "store.quotas" in state
-            and state["store.quotas"].sum() != room
-        ):
-            gone = {*gone, "store.quotas"}
-        return {name: array for name, array in state.items() if name not in gone}
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
@@ -208,7 +179,7 @@ class Agent:
         self._alone_from = (
             2 * seen
         )  # each time all that is stored is valued and ranked anew, on the disk too
-        device.adopt(device.model, device.window.mean().astype(np.float32))
+        device.update_model(device.model, device.window.mean().astype(np.float32))
 
     def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
         """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
@@ -295,15 +266,13 @@ class Agent:
         self.device.screen(order)
         with self._training:
             with self.lock:
-                prepared = self.device.prepare(order)
+                participation = Participation(self.device, order)
+                participation.prepare()
                 self.door.close_estimate()
-                # Arrivals during training must not mix gradients of two models.
-                self.device.set_model(order.model, order.direction)
             # Without the lock: whoever asks or stops the agent need not wait.
-            train, job = self.device.learner.train, prepared.job
-            trained = train(order.model, job, order.local) if len(job.batch) else order.model
+            trained = participation.train()
             with self.lock:
-                report = self.device.complete(prepared, trained)
+                report = participation.finish(trained)
                 self.store.model_version = self.model_date.round = order.round
                 self.model_date.received = self.store.clock.now()
                 self.require_commit()

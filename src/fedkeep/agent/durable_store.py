@@ -19,7 +19,7 @@ from fedkeep.agent.record import (
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import MemoryStore
-from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.encoding import SampleCodec
 
 COPIES = 2
@@ -117,8 +117,13 @@ class DurableStore:
                     self._sources, self.readable = sources, False
         return outcome
 
-    def revalue(self, scores: Scores) -> list[int]:
-        return self._let_go(self._index.revalue(scores), Verdict.DROPPED)
+    def rescore(self, scores: Scores) -> list[int]:
+        return self._let_go(self._index.rescore(scores), Verdict.DROPPED)
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        quotas = ArraySpec((self._index.regions,), np.int64, optional=True)
+        return {"quotas": quotas}
 
     def snapshot(self) -> State:
         """The quotas only: samples and ranks have their own place in the file."""

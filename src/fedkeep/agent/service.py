@@ -4,7 +4,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -160,13 +160,12 @@ def summarise(agent: Agent) -> told.Status:
         )
         known = None
         if gist is not None:
-            did = {
-                name: getattr(gist.latest, name, None) for name in ("trust", "likeness", "reach")
-            }
             taken = gist.nbytes + device.window.nbytes
-            known = told.GistStatus(
-                gist.options.name, gist.worth, device.window.count, taken, **did
-            )
+            known = told.GistStatus(gist.options.mode, gist.ess, device.window.count, taken)
+            if (did := gist.latest) is not None:
+                known = msgspec.structs.replace(
+                    known, trust=did.beta, likeness=did.rho, reach=did.relative_norm
+                )
         return told.Status(
             samples=len(scores),
             capacity=device.capacity,
@@ -193,7 +192,8 @@ def vitals(agent: Agent) -> told.DeviceStats:
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
-        gist = None if agent.device.gist is None else agent.device.gist.figures()
+        figures = None if agent.device.gist is None else agent.device.gist.figures
+        gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
     filled = tuple(labels[label] for label in range(agent.config.samples.labels))

@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from fedkeep.config.aliases import current
 from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import GradientExchange, gradient_exchange
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
@@ -78,20 +79,21 @@ class Method:
             table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
+    @property
+    def exchange(self) -> GradientExchange:
+        """What devices and server tell each other of gradients."""
+        source = "stored" if self.estimator.name == "stored" else "arrivals"
+        return gradient_exchange(self.policy, self.gist, source)
+
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
-        told = (self.policy.uses_direction or self.gist.shared) and self.estimator.name != "exact"
         return Server(
             model=model,
-            gradient_size=learner.tail(self.gist.last_layers)
-            if self.gist.shared
-            else learner.gradient_size,
+            gradient_size=self.exchange.size(learner),
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=global_estimator(self.estimator.name, self.estimator.max_age)
-            if told
-            else GivenEstimator(),
+            estimator=self.exchange.estimator(self.estimator.name, self.estimator.max_age),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
@@ -160,6 +162,7 @@ def parse_fleet(table: Table) -> FleetSpec:
     Traceback (most recent call last):
     fedkeep.core.errors.ConfigError: unknown table 'tran': did you mean 'train'?
     """
+    table = current(table)
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
@@ -192,15 +195,10 @@ def method_parts(table: Table) -> dict[str, Any]:
     plain, own = parts_of(METHOD_TABLES, table)
     if not policy.coordinated and coordinator_name == "none":
         plain["weights"] = UNCOORDINATED
-    gist, privacy = plain["gist"], plain["privacy"]
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        words = "would shorten the direction that the policy values by: set model.last_layers"
-        raise ConfigError(f"gist.last_layers {words}")
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        words = (
-            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
-        )
-        raise ConfigError(f"a shared gist {words}")
+    privacy = plain["privacy"]
+    exchange = gradient_exchange(policy, plain["gist"])
+    if privacy.protects("estimator") and privacy.unit == "sample":
+        exchange.check_sample_privacy()
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
@@ -236,7 +234,9 @@ def with_preset(table: Table) -> Table:
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
     said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
-    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+    if table_of(remaining, "privacy").get(
+        "secure_aggregation"
+    ):  # a robust mean must see single reports
         said = merged(said, {"aggregation": {"name": "fedavg"}})
     return merged(said, remaining)
 

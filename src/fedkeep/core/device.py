@@ -1,33 +1,45 @@
-"""A device of the fleet: values what arrives, keeps the best, trains when asked (steps 3-6)."""
+"""A device of the fleet: scores what arrives, keeps the best, trains when asked (steps 3 to 6)."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GradientAccumulator, LocalGradientEstimator
-from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
+from fedkeep.core.gist import Gist, GistOptions
+from fedkeep.core.gradient_exchange import gradient_exchange
+from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.participation import Participation
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import (
+    DescribedState,
     GradientProbe,
     Learner,
     Outcome,
     PerSampleGradients,
-    Stateful,
     Store,
-    TrainingJob,
+    Stored,
 )
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.screening import screen_order, screen_samples
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.selection import LabelFrequencies, Selection
-from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
+from fedkeep.core.state import (
+    add_prefix,
+    complete_parts,
+    drop_learned,
+    drop_misfits,
+    restore_parts,
+    snapshot_parts,
+    spec_parts,
+    strip_prefix,
+)
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import (
+    ArraySpec,
     Assignment,
     Batch,
     FloatArray,
@@ -35,6 +47,7 @@ from fedkeep.core.types import (
     Profile,
     Report,
     State,
+    StateSpec,
     TrainOrder,
     Vector,
 )
@@ -46,12 +59,12 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 class StoreRules:
     """How a device treats what it has stored, and how slots are divided."""
 
-    revalue: bool = True
+    rescore: bool = True
     """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
-    quotas: Literal["targets", "fixed"] = "targets"
-    """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
+    quotas: Literal["soft", "hard"] = "soft"
+    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the paper."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", least=1)
@@ -65,66 +78,78 @@ class DeviceOptions(StoreRules):
     """What g_hat_c is a mean over; `stored` is the ablation without a local estimator."""
 
 
-@dataclass(eq=False)
-class PendingUpdate:
-    """A participation up to the training itself: what to train on, and what the device will say of its stream."""
+@dataclass(frozen=True)
+class RepairedState:
+    """A state that a device can be restored from, and what had to be done for it."""
 
-    order: TrainOrder
-    job: TrainingJob
-    local_gradient: Vector | None
-    gradient_samples: int
-    mending: Correction | None = None
-    """What the gist has to say of this participation; None without one."""
-    stored: StoredGradients | None = None
-    probe: GradientProbe | None = None
-    """The order's model, where it has been measured with already."""
-
-    @cached_property
-    def ahead(self) -> Vector | None:
-        """The model after one local step; None where there is nothing to mend, or no second step to come."""
-        if self.stored is None or self.job.correction is None or self.steps < 2:
-            return None
-        step = self.stored.means[1] + self.job.correction
-        step *= np.float32(self.order.local.learning_rate)
-        model = self.order.model.copy()
-        model[len(model) - len(step) :] -= step
-        return model
-
-    @property
-    def steps(self) -> int:
-        """Local steps to come."""
-        n, local = len(self.job.batch), self.order.local
-        return local.epochs * (-(-n // local.batch_size) if local.batch_size else min(n, 1))
-
-    def mend(self, mending: Correction, valued: int) -> None:
-        """Lets a gist add to each step, over all that is valued; it may cover the last layers alone."""
-        correction = mending.correction
-        if correction is not None and len(correction) < valued:
-            correction = np.pad(correction, (valued - len(correction), 0))
-        self.mending = mending
-        self.job = replace(self.job, correction=correction)
+    state: State
+    lost: tuple[str, ...]
+    """The names of arrays that begin anew: they were missing, or of another form."""
+    notes: tuple[str, ...]
+    """What else begins anew, in words for an operator."""
 
 
 class Device:
-    """One device; its model and direction change only when it takes part, so it may catch up on its stream late.
+    """One device: its store, its policy, and what it knows of its stream.
 
-    It keeps `capacity` samples by the policy; what is not given is as the policy needs it. A store of one's own follows
-    its own rule: `after_use` is for the one in memory.
+    Its model and the global gradient change only when it takes part, so it may catch up on its
+    stream late.
 
-    >>> from fedkeep.core.policies.draw import BalancedReservoir
+    Parameters
+    ----------
+    learner : Learner
+        The model's architecture, which measures and trains.
+    policy : SelectionPolicy
+        How samples are scored.
+    capacity : int
+        How many samples the device can store.
+    sample_shape : tuple of int
+        The shape of a sample.
+    labels : int
+        The number of labels.
+    regions : Regions, optional
+        What slots are divided among; by default what the policy needs.
+    store : Store, optional
+        Where samples are kept; by default in memory. A store that is given has its own `after_use`.
+    meter : VelocityMeter, optional
+        What counts arrivals per unit of time.
+    after_use : AfterUse, optional
+        What becomes of samples that were trained on, in a store in memory.
+    weighting : Weighting, optional
+        What each stored sample counts in training.
+    options : DeviceOptions, optional
+        How stored samples are scored and slots divided.
+    gist : GistOptions, optional
+        Whether there is a gist, a control variate with memory, and how it is used.
+    clip : float, optional
+        The length to which gradients are clipped before they are sent; None without noise.
+    seed : int, optional
+        The seed of all randomness.
+
+    Raises
+    ------
+    ConfigError
+        If the options contradict each other.
+
+    Examples
+    --------
+    >>> from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
     >>> from fedkeep.core.types import LocalTraining
     >>> from fedkeep.learn.dense_learner import DenseLearner
-    >>> learner = DenseLearner((2, 2))
-    >>> device = Device(learner, BalancedReservoir(), capacity=2, sample_shape=(2,), labels=2, gist=GistOptions("local"))
+    >>> learner, policy = DenseLearner((2, 2)), BalancedReservoir()
+    >>> local = GistOptions("local")
+    >>> device = Device(learner, policy, capacity=2, sample_shape=(2,), labels=2, gist=local)
     >>> device.set_model(learner.initial(0))
     >>> x = np.array([[0, 1], [1, 0], [1, 1], [np.nan, 0]], dtype=np.float32)
-    >>> outcome, refused = device.observe(Batch(x, np.array([0, 1, 1, 0]), np.arange(4)), time=0.0)
-    >>> dict(refused)  # a sample that holds NaN counts nowhere
+    >>> batch = Batch(x, np.array([0, 1, 1, 0]), np.arange(4))
+    >>> outcome, rejected = device.observe(batch, time=0.0)
+    >>> dict(rejected)  # a sample that holds NaN counts nowhere
     {'not-finite': 1}
-    >>> report = device.participate(TrainOrder(0, learner.initial(1), None, LocalTraining(0.1, epochs=5)))
+    >>> order = TrainOrder(0, learner.initial(1), None, LocalTraining(0.1, epochs=5))
+    >>> report = device.participate(order)
     >>> report.samples, report.steps, report.model.shape
     (2, 5, (6,))
-    >>> device.gist.latest.worth > 2  # three samples came, and two are stored
+    >>> device.gist.latest.ess > 2  # three samples came, and two are stored
     True
     """
 
@@ -147,313 +172,332 @@ class Device:
         seed: int = 0,
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
-        self.capacity, self._shape, self._labels, self._clip = capacity, sample_shape, labels, clip
+        self.capacity, self._shape, self._labels = capacity, sample_shape, labels
         self.regions = regions or regions_for(policy, labels)
-        self.meter = meter or VelocityMeter(self.regions.count)
+        count = self.regions.count
+        self.meter = meter or VelocityMeter(count)
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
-        none = np.zeros(self.regions.count, dtype=np.int64)
-        self.store = (
-            MemoryStore(none, after_use, bends=options.quotas == "targets")
-            if store is None
-            else store
-        )
-        if (
-            gist.kept
-            and gist.matched
-            and self.regions.count > 1
-            and self.weighting.client_label != 1
-        ):
-            raise ConfigError(
-                "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
-            )
-        self.gist = (
-            Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair)
-            if gist.kept
-            else None
-        )
-        self._estimator = LocalGradientEstimator()
-        self._tells = policy.uses_direction and not gist.shared
-        """Whether g_hat_c is reported."""
-        told = learner.gradient_size if self._tells and options.gradient_from == "arrivals" else 0
-        seen = learner.gradient_size if gist.kept else told if clip is None else 0
-        self.window = GradientAccumulator(seen, self.regions.count)
-        """All arrivals since the model last changed."""
-        self._told = (
-            self.window if clip is None else GradientAccumulator(told, self.regions.count, clip)
-        )
-        """The same as far as it is told: with each sample's gradient shortened to `clip`, if there is one."""
-        self._windows = [w for w in dict.fromkeys((self.window, self._told)) if w.size]
+        if store is None:
+            none = np.zeros(count, dtype=np.int64)
+            store = MemoryStore(none, after_use, bends=options.quotas == "soft")
+        self.store = store
+        self.exchange = gradient_exchange(policy, gist, options.gradient_from)
+        self.sender = self.exchange.sender(learner, count, clip)
+        self.gist = self._make_gist(gist)
+        summed = self.gist is not None or self.sender.sums_arrivals
+        self.window = GradientAccumulator(learner.gradient_size if summed else 0, count)
+        """The gradients of all arrivals since the model last changed."""
         self.model: Vector | None = None
         """The model last received; None before the first."""
-        self._probe: GradientProbe | None = None
+        self.probe: GradientProbe | None = None
+        """What measures under that model."""
+        self.round = -1
+        """The round in which the device last took part."""
         self._declared: FloatArray | None = None
-        shares = LabelFrequencies(self.regions.count, child_seed(seed, "turns"))
-        self._selection = Selection(policy, self.store, capacity, shares, seed)
-        self._round = -1
-        parts: dict[str, Stateful | None] = {
+        frequencies = LabelFrequencies(count, child_seed(seed, "turns"))
+        self.selection = Selection(policy, self.store, capacity, frequencies, seed)
+        self._parts: dict[str, DescribedState] = {
             "store": self.store,
             "meter": self.meter,
-            "estimator": self._estimator,
             "window": self.window,
-            "shares": shares,
-            "told": None if clip is None else self._told,
-            "gist": self.gist,
+            "shares": frequencies,
+            **self.sender.parts,
         }
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        if self.gist is not None:
+            self._parts["gist"] = self.gist
+
+    def _make_gist(self, options: GistOptions) -> Gist | None:
+        count = self.regions.count
+        if not options.kept:
+            return None
+        if options.label_matching and count > 1 and self.weighting.client_label != 1:
+            raise ConfigError(
+                "gist.label_matching needs weights by client and label:"
+                " set weights.client_label = 1, or label_matching = false"
+            )
+        size = self.learner.tail(options.last_layers)
+        return Gist(options, size, count, self.seed, unbiased=self.policy.fair)
 
     @property
-    def direction(self) -> Vector | None:
+    def global_gradient(self) -> Vector | None:
         """The g_hat last received; None before the first."""
-        return self._selection.direction
+        return self.selection.global_gradient
 
     def set_model(
-        self, model: Vector, direction: Vector | None = None, probe: GradientProbe | None = None
+        self,
+        model: Vector,
+        global_gradient: Vector | None = None,
+        probe: GradientProbe | None = None,
     ) -> None:
-        """Takes a first model, so that arrivals can be measured before the device first takes part."""
-        self.model, self._selection.direction = model, direction
-        self._probe = self.learner.probe(model) if probe is None else probe
+        """Set the model under which arrivals are measured from now on.
 
-    def assign(self, assignment: Assignment) -> None:
-        """Follows a plan: which regions to store, how many of each, what each sample counts (step 2)."""
-        self._selection.assign(assignment)
+        Parameters
+        ----------
+        model : Vector
+            The model, (P,).
+        global_gradient : Vector, optional
+            g_hat, by which the policy may score.
+        probe : GradientProbe, optional
+            What measures under this model, if there is one already.
+        """
+        self.model, self.selection.global_gradient = model, global_gradient
+        self.probe = self.learner.probe(model) if probe is None else probe
+
+    def update_model(
+        self,
+        model: Vector,
+        global_gradient: Vector | None,
+        measurements: PerSampleGradients | None = None,
+    ) -> None:
+        """Set model and global gradient outside of a participation, and score the store anew.
+
+        Parameters
+        ----------
+        model : Vector
+            The model, (P,).
+        global_gradient : Vector or None
+            g_hat.
+        measurements : PerSampleGradients, optional
+            What is stored, as measured under this model; measured here if not given.
+        """
+        first_gradient = self.global_gradient is None and global_gradient is not None
+        self.set_model(model, global_gradient)
+        if self.options.rescore or first_gradient:
+            self.rescore(self.store.stored(), measurements)
+        self.expire()
+
+    def rescore(self, stored: Stored, measurements: PerSampleGradients | None = None) -> None:
+        """Score what is stored anew, under the present model and global gradient."""
+        measured = self.measure(stored.batch) if measurements is None else measurements
+        self.selection.rescore(stored, measured, child_seed(self.seed, "revalue", self.round))
+
+    def expire(self) -> None:
+        """Let samples older than `max_age` arrivals make way for any newcomer."""
+        if self.options.max_age is not None:
+            self.store.expire(self.selection.arrivals - self.options.max_age)
+
+    def apply_plan(self, assignment: Assignment) -> None:
+        """Follow a plan: which regions to store and what each sample counts (step 2)."""
+        self.selection.assign(assignment)
 
     def profile(self) -> Profile:
-        """What the device declares to the server (step 1), and weighs itself by until it declares anew.
+        """Declare capacity and velocities to the server (step 1).
 
-        The plan rests on what was declared: a weight by any other rate would be cut, or count for too much.
+        The device weighs its samples by the declared velocities until it declares anew. The plan
+        rests on them: by any other rate a weight would be cut, or count for too much.
         """
         self._declared = self.meter.velocity()
         return Profile(self.capacity, self._declared)
 
     def observe(self, batch: Batch, time: float) -> tuple[Outcome, Counter[str]]:
-        """Takes in arrivals up to `time`: the fates of the sound samples, and the unsound ones by reason."""
-        sound, refused = screen_samples(batch.x, batch.y, self._shape, self._labels)
-        clean = batch if sound.all() else batch.take(sound)
-        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be sound
+        """Take in arrivals up to `time`, valid or not.
+
+        Returns
+        -------
+        tuple of Outcome and Counter
+            What became of the valid samples, and the number of the others by reason.
+        """
+        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels)
+        clean = batch if valid.all() else batch.take(valid)
+        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
             clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
-        return self.ingest(clean, time, self.measure(clean)), refused
+        return self.ingest(clean, time, self.measure(clean)), rejected
 
     def measure(self, batch: Batch) -> PerSampleGradients | None:
-        """The batch under the model last received; None before there is one."""
-        return None if self._probe is None or not len(batch) else self._probe.measure(batch)
+        """Measure a batch under the model last received; None before there is one."""
+        return None if self.probe is None or not len(batch) else self.probe.measure(batch)
 
     def ingest(
         self, batch: Batch, time: float | FloatArray, measurements: PerSampleGradients | None
     ) -> Outcome:
-        """Takes in sound samples that came at `time`, measured: all count for g_hat_c, the best are stored."""
+        """Take in valid samples: all count for the gradients' sums, the best are stored.
+
+        Parameters
+        ----------
+        batch : Batch
+            The samples, in the order of arrival.
+        time : float or FloatArray
+            When they came, one time for all or one each.
+        measurements : PerSampleGradients or None
+            The batch as `measure` gives it.
+
+        Returns
+        -------
+        Outcome
+            What became of each sample.
+        """
         if not len(batch):
             none = np.empty(0, dtype=np.int64)
             return Outcome(none, none, np.empty(0), np.empty(0))
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None:
-            for window in self._windows:
-                window.add(measurements, regions)
-        return self._selection.offer(batch, regions, measurements)
+            if self.window.size:
+                self.window.add(measurements, regions)
+            self.sender.add(measurements, regions)
+        return self.selection.offer(batch, regions, measurements)
 
     def participate(self, order: TrainOrder) -> Report:
-        """Trains on what is stored and reports (steps 5, 6)."""
-        prepared = self.prepare(order)
-        return self.complete(prepared, self.learner.train(order.model, prepared.job, order.local))
+        """Train on what is stored and report (steps 5 and 6)."""
+        participation = Participation(self, order)
+        participation.prepare()
+        return participation.finish(participation.train())
 
     def screen(self, order: TrainOrder) -> None:
-        """Raises where an order does not fit this device; to be asked before anything of it is followed."""
-        told = (
-            self.learner.gradient_size
-            if self.gist is None or not self.gist.options.shared
-            else self.gist.size
-        )
-        undivided = (
-            self.policy.balanced
-            and order.assignment is not None
-            and len(order.assignment.quotas) == 1
-        )
-        screen_order(
-            order, self.learner.size, told, 1 if undivided else self.regions.count, self.capacity
-        )
+        """Check an order before anything of it is followed.
 
-    def follow(self, order: TrainOrder) -> Batch:
-        """Takes note of what an order says of the plan, and gives what there is to train on."""
-        self._estimator.settle(order.accepted_round)
-        if order.assignment is not None:
-            self.assign(order.assignment)
-        return self.store.stored().batch
-
-    def prepare(self, order: TrainOrder) -> PendingUpdate:
-        """Follows an order up to the training itself."""
-        return self.look_ahead(self.draft(order))
-
-    def draft(
-        self,
-        order: TrainOrder,
-        before: PerSampleGradients | None = None,
-        after: PerSampleGradients | None = None,
-    ) -> PendingUpdate:
-        """Follows an order up to a look ahead; a caller may then look ahead, and train, for many devices at once.
-
-        `before` and `after` are what is stored as measured under the model the device has and under the order's, if
-        known: a gist needs them both.
+        Raises
+        ------
+        RejectedError
+            If the order does not fit this device.
         """
-        batch = self.follow(order)
-        stored = self.store.stored()
-        weights = self._weights(stored.regions)
-        job = TrainingJob(batch, weights, child_seed(self.seed, "train", order.round))
-        drafted = PendingUpdate(order, job, *self._tell(order, batch))
-        if (
-            self.gist is not None
-            and self.model is not None
-            and self._probe is not None
-            and weights.sum() > 0
-        ):
-            before = self._probe.measure(batch) if before is None else before
-            if after is None:
-                drafted.probe = self.learner.probe(order.model)
-                after = drafted.probe.measure(batch)
-            shared = weights / weights.sum()
-            drafted.stored = StoredGradients(
-                shared, stored.regions, stored.uses == 0, before, after
-            )
-            stream = (
-                self._selection.shares.values()
-                if self._selection.assignment is None
-                else self._stream()
-            )
-            shares = stream / max(stream.sum(), 1e-30)
-            fleet = order.direction if self.gist.options.shared else None
-            # Where models are not the same, most often the first few numbers tell.
-            pairs = ((self.model[:4096], order.model[:4096]), (self.model, order.model))
-            moved = not all(np.array_equal(mine, sent) for mine, sent in pairs)
-            mending = self.gist.mend(drafted.stored, self.window, shares, fleet, moved=moved)
-            drafted.mend(mending, self.learner.gradient_size)
-        for window in self._windows:
-            window.clear()
-        return drafted
+        plan = order.assignment
+        undivided = self.policy.balanced and plan is not None and len(plan.quotas) == 1
+        regions = 1 if undivided else self.regions.count
+        size = self.exchange.size(self.learner)
+        screen_order(order, self.learner.size, size, regions, self.capacity)
 
-    def look_ahead(
-        self, drafted: PendingUpdate, ahead: PerSampleGradients | None = None
-    ) -> PendingUpdate:
-        """Lets a correction count as long as it holds: `ahead` is what is stored, measured after one local step."""
-        model, stored, mending = drafted.ahead, drafted.stored, drafted.mending
-        if model is not None and stored is not None and mending is not None:
-            ahead = self.learner.probe(model).measure(drafted.job.batch) if ahead is None else ahead
-            lasting = mending.lasting(stored.slope_to(ahead), drafted.steps)
-            drafted.mend(lasting, self.learner.gradient_size)
-        return drafted
+    def sample_weights(self, regions: IntArray) -> FloatArray:
+        """Weigh stored samples by their regions; without a plan they count 1 each on average."""
+        if (assignment := self.selection.assignment) is not None:
+            return self.weighting.weigh(regions, assignment, self._rates())
+        if self.weighting.client_label != 1 or not len(regions):
+            return np.ones(len(regions))
+        return len(regions) * own_mass(regions, self.selection.frequencies.values())[regions]
 
-    def complete(
-        self, prepared: PendingUpdate, trained: Vector, stored: PerSampleGradients | None = None
-    ) -> Report:
-        """Adopts the order's model and reports; `stored` is what is stored as measured under that model, if known."""
-        order, job, gradient = prepared.order, prepared.job, prepared.local_gradient
-        if order.round != self._round:
-            self.store.mark_used(job.batch.ids)
-        self._round = order.round
-        self._selection.shares.age()
-        if self.gist is not None:
-            self.gist.keep(prepared.mending)
-            if (
-                self.gist.options.shared
-                and (gradient := self.gist.vector()) is not None
-                and self._clip is not None
-            ):
-                # Where each sample is to be hidden, what is told is no longer than `clip` as a whole.
-                length = max(float(np.linalg.norm(gradient)), 1e-30)
-                gradient = (gradient * min(1.0, self._clip / length)).astype(np.float32)
-        self.adopt(order.model, order.direction, stored, prepared.probe)
-        self._selection.divide()
-        return Report(
-            round=order.round,
-            model=trained if len(job.batch) else order.model,
-            weight=float(job.weights.sum()),
-            steps=prepared.steps,
-            samples=len(job.batch),
-            local_gradient=gradient,
-            gradient_samples=prepared.gradient_samples if gradient is not None else 0,
-        )
+    def label_shares(self) -> FloatArray:
+        """Each region's long-run share of the stream, (Y,)."""
+        planned = self.selection.assignment is not None
+        stream = self._rates() if planned else self.selection.frequencies.values()
+        return np.asarray(stream / max(stream.sum(), 1e-30))
 
-    def adopt(
-        self,
-        model: Vector,
-        direction: Vector | None,
-        stored: PerSampleGradients | None = None,
-        probe: GradientProbe | None = None,
-    ) -> None:
-        """Takes a new model and direction, and re-values what is stored under them."""
-        first_direction = self.direction is None and direction is not None
-        self.set_model(model, direction, probe)
-        if self.options.revalue or first_direction:
-            held = self.store.stored()
-            measured = self.measure(held.batch) if stored is None else stored
-            self._selection.revalue(held, measured, child_seed(self.seed, "revalue", self._round))
-        if self.options.max_age is not None:
-            self.store.expire(self._selection.arrivals - self.options.max_age)
+    def _rates(self) -> FloatArray:
+        """How many samples of each region come in a unit of time, as the device takes it to be."""
+        velocity = self.meter.velocity() if self._declared is None else self._declared
+        if not self.selection.divides:
+            return velocity
+        return np.asarray(velocity.sum() * self.selection.frequencies.values())
 
     def reset_statistics(self) -> None:
-        """Forgets all that was summed up of samples which are no longer there; what they taught the model stays."""
-        for window in self._windows:
-            window.clear()
-        self._estimator.drop()
+        """Drop all sums over samples, as when some are erased.
+
+        What they taught the model stays.
+        """
+        self.window.clear()
+        self.sender.reset()
         if self.gist is not None:
             self.gist.keep(None)
 
-    def snapshot(self) -> State:
-        """All that the device knows, as plain arrays."""
-        state = snapshot_parts(self._parts) | add_prefix("memory", self._selection.memory)
-        state["counters"] = np.array([self._selection.arrivals, self._round])
-        known = {"model": self.model, "direction": self.direction, "declared": self._declared}
-        state |= {name: array for name, array in known.items() if array is not None}
-        if (plan := self._selection.assignment) is not None:
-            state |= add_prefix(
-                "assignment", {name: np.asarray(part) for name, part in vars(plan).items()}
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        count = self.regions.count
+        return {
+            **spec_parts(self._parts),
+            "memory.*": ArraySpec((0,), np.float64, optional=True, learned=True),
+            "counters": ArraySpec((2,), np.int64, initial=(0, -1)),
+            "model": ArraySpec((self.learner.size,), np.float32, optional=True, learned=True),
+            "direction": ArraySpec(
+                (self.exchange.size(self.learner),), np.float32, optional=True, learned=True
+            ),
+            "declared": ArraySpec((count,), np.float64, optional=True),
+            "assignment.quotas": ArraySpec((count,), np.int64, bounded=True, optional=True),
+            "assignment.label_weights": ArraySpec(
+                (count,), np.float64, bounded=True, optional=True
+            ),
+            "assignment.mass_per_slot": ArraySpec((), np.float64, optional=True),
+        }
+
+    def repair(
+        self, found: State, held: Sequence[int], next_arrival: int
+    ) -> RepairedState:
+        """Complete a state that may be damaged, of other options, or behind the store.
+
+        Parameters
+        ----------
+        found : State
+            What is left of a snapshot.
+        held : sequence of int
+            The region of each stored sample.
+        next_arrival : int
+            The least number that the next arrival may have.
+
+        Returns
+        -------
+        RepairedState
+            A state for `restore`: a part that is not whole begins anew, and counts are at least
+            those that the stored samples show.
+        """
+        spec = self.state_spec()
+        fitting, misfits = drop_misfits(found, spec)
+        notes = []
+        if "model" in misfits:
+            fitting = drop_learned(fitting, spec)
+            notes.append("the model has another size than before: what was learned begins anew")
+        state, lost = complete_parts(self._parts, fitting)
+        rest = {name: array for name, array in fitting.items() if name not in spec_parts(self._parts)}
+        state |= rest
+        if "counters" not in state:
+            state["counters"] = spec["counters"].fresh()
+            lost.append("counters")
+        arrivals, round_ = state["counters"].tolist()
+        state["counters"] = np.array([max(arrivals, next_arrival), round_])
+        frequencies = strip_prefix("shares", state)
+        counts = np.bincount(np.asarray(held, dtype=np.int64), minlength=self.regions.count)
+        frequencies = self.selection.frequencies.repair(frequencies, counts, self.capacity)
+        state |= add_prefix("shares", frequencies)
+        notes += self._repair_plan(state)
+        return RepairedState(state, tuple(sorted({*lost, *misfits})), tuple(notes))
+
+    def _repair_plan(self, state: State) -> list[str]:
+        """Drop a plan that is incomplete or too large, and a division of slots that is not whole."""
+        notes = []
+        plan = strip_prefix("assignment", state)
+        dropped = len(plan) < len(fields(Assignment))
+        if not dropped and plan["quotas"].sum() > self.capacity:
+            notes.append(
+                f"the plan was for more than the {self.capacity} samples that now fit:"
+                " it counts no more"
             )
+            dropped = True
+        if dropped:
+            for name in plan:
+                del state[f"assignment.{name}"]
+        quotas = state.get("store.quotas")
+        own = dropped or self.policy.balanced
+        if own and quotas is not None and quotas.sum() != self.capacity:
+            del state["store.quotas"]
+        return notes
+
+    def snapshot(self) -> State:
+        """Take all that the device knows, as plain arrays."""
+        state = snapshot_parts(self._parts) | add_prefix("memory", self.selection.memory)
+        state["counters"] = np.array([self.selection.arrivals, self.round])
+        known = {
+            "model": self.model,
+            "direction": self.global_gradient,
+            "declared": self._declared,
+        }
+        state |= {name: array for name, array in known.items() if array is not None}
+        if (plan := self.selection.assignment) is not None:
+            state["assignment.quotas"] = plan.quotas
+            state["assignment.label_weights"] = np.asarray(plan.label_weights, dtype=np.float64)
+            state["assignment.mass_per_slot"] = np.asarray(plan.mass_per_slot, dtype=np.float64)
         return state
 
     def restore(self, state: State) -> None:
-        """Becomes the device that `snapshot` described."""
+        """Become the device that `snapshot` described."""
         restore_parts(self._parts, state)
-        selection = self._selection
+        selection = self.selection
         selection.memory = strip_prefix("memory", state)
-        selection.arrivals, self._round = state["counters"].tolist()
+        selection.arrivals, self.round = state["counters"].tolist()
         self._declared = state.get("declared")
         selection.assignment = None
         if plan := strip_prefix("assignment", state):
             selection.assignment = Assignment(
                 plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"])
             )
-        if selection.divides and selection.shares.targets.any():
-            self.store.configure(selection.shares.targets)
-        self.model = selection.direction = self._probe = None
+        if selection.divides and selection.frequencies.targets.any():
+            self.store.configure(selection.frequencies.targets)
+        self.model = selection.global_gradient = self.probe = None
         if "model" in state:
             self.set_model(state["model"], state.get("direction"))
-
-    def _weights(self, regions: IntArray) -> FloatArray:
-        """What each stored sample counts; before there is a plan they count 1 each on average."""
-        if (assignment := self._selection.assignment) is not None:
-            return self.weighting.weigh(regions, assignment, self._stream())
-        if self.weighting.client_label != 1 or not len(regions):
-            return np.ones(len(regions))
-        return len(regions) * own_mass(regions, self._selection.shares.values())[regions]
-
-    def _stream(self) -> FloatArray:
-        """How much of each region the device takes to come: what weights and gist are made for."""
-        velocity = self.meter.velocity() if self._declared is None else self._declared
-        return (
-            velocity.sum() * self._selection.shares.values()
-            if self._selection.divides
-            else velocity
-        )
-
-    def _tell(self, order: TrainOrder, stored: Batch) -> tuple[Vector | None, int]:
-        """g_hat_c as far as it is to be told, and the samples behind it; a gist that is to be hidden counts as one."""
-        if self.gist is not None and self.gist.options.shared:
-            return None, self.window.count if self._clip is None else 1
-        if not self._tells:
-            return None, 0
-        if self.options.gradient_from == "stored":
-            gradient = (
-                self.learner.probe(order.model).measure(stored).mean_gradient()
-                if len(stored)
-                else None
-            )
-            return gradient, len(stored)
-        return self._estimator.freeze(self._told, order.round)

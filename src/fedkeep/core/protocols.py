@@ -15,6 +15,7 @@ from fedkeep.core.types import (
     LocalTraining,
     Scores,
     State,
+    StateSpec,
     Vector,
 )
 
@@ -151,12 +152,21 @@ class Stored:
 class Stateful(Protocol):
     """State that outlives a process."""
 
-    def snapshot(self) -> State: ...
+    def snapshot(self) -> State:
+        """Take all that the rest of a run depends on, as plain arrays."""
 
-    def restore(self, state: State) -> None: ...
+    def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
 
 
-class Store(Stateful, Protocol):
+class DescribedState(Stateful, Protocol):
+    """State whose arrays are known beforehand, so that a budget of bytes can count them."""
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+
+
+class Store(DescribedState, Protocol):
     """A bounded top-k per region: the highest scores stay, the newest wins ties, -inf is refused."""
 
     def configure(self, quotas: IntArray) -> list[int]:
@@ -167,7 +177,7 @@ class Store(Stateful, Protocol):
 
     def stored(self) -> Stored: ...
 
-    def revalue(self, scores: Scores) -> list[int]:
+    def rescore(self, scores: Scores) -> list[int]:
         """New scores for all that is stored, in the order of `stored()`; -inf drops a sample, whose id is returned."""
 
     def mark_used(self, ids: IntArray) -> None:

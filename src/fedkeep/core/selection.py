@@ -1,4 +1,4 @@
-"""What a device keeps of its stream: the policy scores, the store keeps the best, slots follow the plan (step 3)."""
+"""What a device keeps of its stream: scores, the store's best, slots by plan or by share (step 3)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,20 +9,39 @@ from fedkeep.core.policy import ScoringContext, SelectionPolicy, checked_scores
 from fedkeep.core.protocols import Outcome, PerSampleGradients, Store, Stored
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.slices import slice_of
-from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, State, Vector
+from fedkeep.core.types import (
+    ArraySpec,
+    Assignment,
+    Batch,
+    FloatArray,
+    IntArray,
+    Scores,
+    State,
+    StateSpec,
+    Vector,
+)
 
-_FORGETTING = 0.99
-"""What earlier arrivals count after one more participation, in the regions' shares of the stream."""
+_DECAY = 0.99
+"""The factor on earlier counts at each participation, in the regions' shares of the stream."""
 
 
 class LabelFrequencies:
-    """Counts arrivals by region, slowly forgetting; what follows from it does not depend on how a stream is cut.
+    """Counts of arrivals by region, decaying slowly; they do not depend on how a stream is cut.
 
-    >>> shares = LabelFrequencies(3, seed=1)
-    >>> shares.see(np.array([0, 0, 0, 0, 2]))
-    >>> shares.values().tolist()
+    Parameters
+    ----------
+    regions : int
+        Y, the number of regions.
+    seed : int
+        The seed of the systematic draw by which slots rotate.
+
+    Examples
+    --------
+    >>> frequencies = LabelFrequencies(3, seed=1)
+    >>> frequencies.update(np.array([0, 0, 0, 0, 2]))
+    >>> frequencies.values().tolist()
     [0.8, 0.0, 0.2]
-    >>> shares.divide(6).tolist()
+    >>> frequencies.allocate(6).tolist()
     [4, 0, 2]
     """
 
@@ -31,25 +50,32 @@ class LabelFrequencies:
         self._counts = np.zeros(regions)
         self._arrivals = 0
         self.targets: IntArray = np.zeros(regions, dtype=np.int64)
-        """Slots as they were last divided."""
+        """The slots of each region, as they were last allocated."""
 
-    def see(self, regions: IntArray) -> None:
+    def update(self, regions: IntArray) -> None:
+        """Count arrivals."""
         self._counts += np.bincount(regions, minlength=len(self._counts))
         self._arrivals += len(regions)
 
-    def age(self) -> None:
-        """A participation has passed: what came before counts a little less."""
-        self._counts *= _FORGETTING
+    def decay(self) -> None:
+        """Let what came before a participation count a little less."""
+        self._counts *= _DECAY
 
     def values(self) -> FloatArray:
-        """Each region's share of the stream, (Y,); zeros before anything has come."""
+        """Give each region's share of the stream, (Y,); zeros before anything has come."""
         total = self._counts.sum()
         return self._counts / total if total > 0 else self._counts.copy()
 
-    def stretches(self, regions: IntArray) -> list[tuple[int, int, bool]]:
-        """Ranges of a batch, and whether targets change at the first sample of each.
+    def change_points(self, regions: IntArray) -> list[tuple[int, int, bool]]:
+        """Cut a batch where slots are allocated anew.
 
-        They do at a region never seen before, and whenever twice as many samples have come as at the last such time.
+        They are at the first sample of a region, and whenever twice as many samples have come as
+        at the last such time.
+
+        Returns
+        -------
+        list of tuple
+            Ranges (start, stop) of the batch, and whether slots change at the first sample of each.
         """
         found, first = np.unique(regions, return_index=True)
         changes = set(first[self._counts[found] == 0].tolist())
@@ -58,26 +84,65 @@ class LabelFrequencies:
             changes.add(doubled - self._arrivals - 1)
             doubled *= 2
         starts = sorted({0, *changes})
-        return [
-            (a, b, a in changes) for a, b in zip(starts, [*starts[1:], len(regions)], strict=True)
-        ]
+        stops = [*starts[1:], len(regions)]
+        return [(a, b, a in changes) for a, b in zip(starts, stops, strict=True)]
 
-    def divide(self, capacity: int) -> IntArray:
-        """Whole slots for each region, `capacity` in all; where a region's due is a fraction, it takes turns.
+    def allocate(self, capacity: int) -> IntArray:
+        """Allocate slots in proportion to the root of the regions' shares.
 
-        By the root of their shares, rare regions are there and frequent ones have samples enough. The turns are a
-        systematic draw by the number of arrivals: over time every region has its due.
+        So rare regions are present and frequent ones have samples enough. Where a region's due is
+        a fraction, slots rotate: a systematic draw by the number of arrivals gives every region its
+        due over time.
+
+        Parameters
+        ----------
+        capacity : int
+            All slots.
+
+        Returns
+        -------
+        IntArray
+            Whole slots for each region, (Y,), `capacity` in all.
         """
         due = np.sqrt(self.values())
         if not due.any():
             return self.targets
         upto = capacity * np.cumsum(due) / due.sum()
         upto[-1] = capacity
-        turn = uniform_keys(self._seed, np.array([self._arrivals]))[0]
-        self.targets = np.diff(np.floor(upto + turn), prepend=0.0).astype(np.int64)
+        offset = uniform_keys(self._seed, np.array([self._arrivals]))[0]
+        self.targets = np.diff(np.floor(upto + offset), prepend=0.0).astype(np.int64)
         return self.targets
 
+    def repair(self, state: State, held: IntArray, capacity: int) -> State:
+        """Make a snapshot's counts at least those that the stored samples show.
+
+        Parameters
+        ----------
+        state : State
+            A snapshot.
+        held : IntArray
+            Stored samples of each region, (Y,).
+        capacity : int
+            All slots; an allocation of other slots is dropped.
+        """
+        counts, targets = state["counts"], state["targets"]
+        return {
+            "counts": np.where(counts > 0, counts, held),
+            "arrivals": np.maximum(state["arrivals"], held.sum()),
+            "targets": targets if targets.sum() == capacity else np.zeros_like(targets),
+        }
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        regions = len(self._counts)
+        return {
+            "counts": ArraySpec((regions,), np.float64),
+            "arrivals": ArraySpec((), np.int64),
+            "targets": ArraySpec((regions,), np.int64),
+        }
+
     def snapshot(self) -> State:
+        """Take counts, arrivals and slots."""
         return {
             "counts": self._counts.copy(),
             "arrivals": np.array(self._arrivals),
@@ -85,81 +150,95 @@ class LabelFrequencies:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._counts = np.array(state["counts"], dtype=np.float64)
         self._arrivals = int(state["arrivals"])
         self.targets = np.array(state["targets"], dtype=np.int64)
 
 
 class Selection:
-    """Offers samples to the store in the order they came; nothing depends on how a stream is cut into batches."""
+    """Offers samples to the store in the order they came, however the stream is cut into batches.
+
+    Parameters
+    ----------
+    policy : SelectionPolicy
+        How samples are scored.
+    store : Store
+        Where the best are kept.
+    capacity : int
+        All slots.
+    frequencies : LabelFrequencies
+        What slots are allocated by, where the device does that by itself.
+    seed : int
+        The seed of the samples' random keys.
+    """
 
     def __init__(
         self,
         policy: SelectionPolicy,
         store: Store,
         capacity: int,
-        shares: LabelFrequencies,
+        frequencies: LabelFrequencies,
         seed: int,
     ) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
-        self.shares = shares
+        self.frequencies = frequencies
         self.memory: State = {}
         """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
-        self.direction: Vector | None = None
+        self.global_gradient: Vector | None = None
         """g_hat, which changes with the model alone."""
         self.arrivals = 0
 
     @property
     def divides(self) -> bool:
-        """Whether the device divides its slots by itself: by policy, and before there is a plan."""
+        """Whether the device allocates its slots by itself: by policy, or before there is a plan."""
         return self._policy.balanced or self.assignment is None
 
     def assign(self, assignment: Assignment) -> None:
-        """Follows a plan, as far as the policy leaves slots to it."""
+        """Follow a plan, as far as the policy leaves slots to it."""
         self.assignment = assignment
-        quotas = assignment.quotas
         if not self.divides:
-            self._store.configure(
-                np.full_like(quotas, np.iinfo(np.int64).max) if self._policy.unbounded else quotas
-            )
+            quotas = assignment.quotas
+            unlimited = np.full_like(quotas, np.iinfo(np.int64).max)
+            self._store.configure(unlimited if self._policy.unbounded else quotas)
 
     def divide(self) -> None:
-        """Divides the slots anew by what has come so far, where the device does that by itself."""
+        """Allocate the slots anew by what has come, where the device does that by itself."""
         if self.divides:
-            self._store.configure(self.shares.divide(self._capacity))
+            self._store.configure(self.frequencies.allocate(self._capacity))
 
     def offer(
         self, batch: Batch, regions: IntArray, measurements: PerSampleGradients | None
     ) -> Outcome:
-        """Scores arrivals and offers them; where the device divides its slots, it does so as they come."""
+        """Score arrivals and offer them; slots that the device allocates change as they come."""
         parts: list[Outcome] = []
-        stretches = self.shares.stretches(regions) if self.divides else [(0, len(batch), False)]
-        for start, stop, renewed in stretches:
+        whole = [(0, len(batch), False)]
+        for start, stop, changes in (
+            self.frequencies.change_points(regions) if self.divides else whole
+        ):
             if self.divides:
-                self.shares.see(regions[start : start + 1])
-                if renewed:
+                self.frequencies.update(regions[start : start + 1])
+                if changes:
                     self.divide()
-                self.shares.see(regions[start + 1 : stop])
+                self.frequencies.update(regions[start + 1 : stop])
             step = 1 if self._policy.sequential else stop - start
             for part in (slice(i, i + step) for i in range(start, stop, step)):
                 measured = None if measurements is None else slice_of(measurements, part)
                 came = batch.take(part)
                 arrivals = self.arrivals + np.arange(len(came))
                 self.arrivals += len(came)
-                scores = self._score(
-                    came, measured, arrivals, partial(uniform_keys, self._seed, arrivals)
-                )
+                keys = partial(uniform_keys, self._seed, arrivals)
+                scores = self._score(came, measured, arrivals, keys)
                 parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
 
-    def revalue(self, stored: Stored, measurements: PerSampleGradients | None, seed: int) -> None:
-        """Scores what is stored anew, as measured under a new model."""
+    def rescore(self, stored: Stored, measurements: PerSampleGradients | None, seed: int) -> None:
+        """Score what is stored anew, as measured under a new model."""
         if len(stored.batch):
             keys = partial(uniform_keys, seed, stored.batch.ids)
-            self._store.revalue(
-                self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores)
-            )
+            scores = self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores)
+            self._store.rescore(scores)
 
     def _score(
         self,
@@ -169,17 +248,14 @@ class Selection:
         keys: Callable[[], Scores],
         previous: Scores | None = None,
     ) -> Scores:
-        """The policy's scores; random keys while there is no model to measure with."""
+        """Ask the policy for scores; random keys while there is no model to measure with."""
         if measurements is None:
             return keys()
-        stored_ids = (
-            self._store.stored().batch.ids
-            if self._policy.sequential
-            else np.empty(0, dtype=np.int64)
-        )
-        view = ScoringContext(
+        none = np.empty(0, dtype=np.int64)
+        stored_ids = self._store.stored().batch.ids if self._policy.sequential else none
+        context = ScoringContext(
             measurements,
-            self.direction,
+            self.global_gradient,
             arrivals,
             keys,
             stored_ids,
@@ -187,4 +263,4 @@ class Selection:
             self.memory,
             previous,
         )
-        return checked_scores(self._policy, batch, view)
+        return checked_scores(self._policy, batch, context)

@@ -8,7 +8,7 @@ import numpy as np
 from fedkeep.core.aggregation import Aggregation, UpdateSum
 from fedkeep.core.claims import ClaimAudit
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
+from fedkeep.core.gradients import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.planning.greedy import Coordinator
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
@@ -54,7 +54,7 @@ class Server:
     """The one place where the global model and g_hat change, at the close of a round and nowhere else.
 
     >>> from fedkeep.core.planning.greedy import Greedy
-    >>> from fedkeep.core.estimators import IncrementalEstimator
+    >>> from fedkeep.core.gradients import IncrementalEstimator
     >>> server = Server(
     ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
     ...     coordinator=Greedy(clients_per_label=1), estimator=IncrementalEstimator(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
-from fedkeep.core.types import AnyArray, Batch, IntArray, Scores, State
+from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 
 _GIVES_WAY, _RANKED = 0, 1
 """Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
@@ -24,18 +24,18 @@ class AfterUse:
     """What becomes of samples that were trained on.
 
     `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within its region by
-    `discount` places for each use; ranks, since scores may be negative. `renew` lets any later arrival of the
+    `discount` places for each use; ranks, since scores may be negative. `evict_trained_first` lets any later arrival of the
     region displace the lowest sample that was trained on, whatever its score.
     """
 
-    name: Literal["keep", "discount", "renew"] = "keep"
+    name: Literal["keep", "discount", "evict_trained_first"] = "keep"
     discount: int = 1
 
     def __post_init__(self) -> None:
         check_range(self, "discount", least=0)
 
     def tier(self, uses: int) -> int:
-        return _GIVES_WAY if self.name == "renew" and uses > 0 else _RANKED
+        return _GIVES_WAY if self.name == "evict_trained_first" and uses > 0 else _RANKED
 
 
 class _Entry:
@@ -152,7 +152,7 @@ class MemoryStore:
         scores = np.array([e.score for e in entries], dtype=np.float64)
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
-    def revalue(self, scores: Scores) -> list[int]:
+    def rescore(self, scores: Scores) -> list[int]:
         dropped = []
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
             entry.score = score
@@ -186,6 +186,13 @@ class MemoryStore:
             "scores": np.array([e.score for e in entries], dtype=np.float64),
             "tiers": _ints([e.key[0] for e in entries]),
             "effective": np.array([e.key[1] for e in entries], dtype=np.float64),
+        }
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`; those of samples are as long as the store is full."""
+        return {
+            "quotas": ArraySpec((self.regions,), np.int64),
+            "*": ArraySpec((0,), np.float64, optional=True),
         }
 
     def snapshot(self) -> State:

@@ -3,12 +3,13 @@
 Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by default).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Vector: TypeAlias = NDArray[np.float32]
 """A model, a gradient or a direction, flattened: (P,)."""
@@ -21,6 +22,64 @@ AnyArray: TypeAlias = NDArray[Any]
 State: TypeAlias = dict[str, AnyArray]
 """A snapshot: plain arrays by name, so that any file format can hold it."""
 DeviceId: TypeAlias = int
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of a snapshot: its form, and what it depends on.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        The shape; where `bounded`, the largest one that the array can have.
+    dtype : dtype-like
+        The type of its numbers.
+    bounded : bool
+        Whether the array may also be smaller, down to empty.
+    optional : bool
+        Whether a snapshot may lack it.
+    learned : bool
+        Whether it means nothing under another model.
+    initial : float or tuple of float
+        The numbers of a new one that is not `bounded`; one for all, or one each.
+
+    Examples
+    --------
+    >>> ArraySpec((10, 2), np.float64).nbytes
+    160
+    """
+
+    shape: tuple[int, ...]
+    dtype: DTypeLike
+    bounded: bool = False
+    optional: bool = False
+    learned: bool = False
+    initial: float | tuple[float, ...] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The most bytes that the array can take."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    def fresh(self) -> AnyArray:
+        """Make the array that a new part has: empty where it is `bounded`."""
+        if self.bounded:
+            return np.zeros((0,) * len(self.shape), dtype=self.dtype)
+        return np.broadcast_to(self.initial, self.shape).astype(self.dtype)
+
+    def fits(self, array: AnyArray) -> bool:
+        """Tell whether an array that was found has this form."""
+        if array.dtype != np.dtype(self.dtype):
+            return False
+        if not self.bounded:
+            return array.shape == self.shape
+        return array.ndim == len(self.shape) and all(
+            found <= most for found, most in zip(array.shape, self.shape, strict=True)
+        )
+
+
+StateSpec: TypeAlias = dict[str, ArraySpec]
+"""The arrays of a snapshot by name. A name that ends with `*` stands for all that begin so."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedkeep.core.bounds import check_range
-from fedkeep.core.types import FloatArray, IntArray, State
+from fedkeep.core.types import ArraySpec, FloatArray, IntArray, State, StateSpec
 
 
 class VelocityMeter:
@@ -68,6 +68,14 @@ class VelocityMeter:
         oldest = max(self._since, (self._latest - self.buckets + 1) * self._width)
         return max(self._now - oldest, self.least)
 
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {
+            "counts": ArraySpec(self._counts.shape, np.float64),
+            "span": ArraySpec((2,), np.int64, initial=-1),
+            "times": ArraySpec((2,), np.float64, optional=True),
+        }
+
     def snapshot(self) -> State:
         return {
             "counts": self._counts.copy(),
@@ -105,6 +113,10 @@ class KnownVelocity(VelocityMeter):
 
     def velocity(self) -> FloatArray:
         return self._velocity
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {"velocity": ArraySpec(self._velocity.shape, np.float64)}
 
     def snapshot(self) -> State:
         return {"velocity": self._velocity}

@@ -6,7 +6,7 @@ model is the direction in which the fleet as a whole would move.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import Learner, OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.screening import screen_order
@@ -196,8 +197,9 @@ class Keeper:
         screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
         if self._device is None:
             return
-        prepared = self._device.prepare(order)
-        job, self._correction = prepared.job, prepared.job.correction
+        participation = Participation(self._device, order)
+        job = participation.prepare()
+        self._correction = job.correction
         if (
             self._correction is not None
         ):  # in a user's loop all samples count alike: it mends that difference, too
@@ -205,7 +207,7 @@ class Keeper:
             self._correction = self._correction + measured.weighted_gradient(
                 job.weights / job.weights.mean() - 1.0
             )
-        self._report = self._device.complete(prepared, order.model)
+        self._report = participation.finish(order.model)
 
     def correct(self, model: Any) -> None:
         """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
@@ -256,9 +258,9 @@ class Keeper:
         if (
             self._device is not None
             and self._device.gist is not None
-            and (did := self._device.gist.figures())
+            and (did := self._device.gist.figures)
         ):
-            about["gist"] = list(did)
+            about["gist"] = list(astuple(did))
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})

@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
-from fedkeep.core.estimators import Estimate, GlobalEstimator, global_estimator
+from fedkeep.core.gist import GistFigures
+from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.types import DeviceId
 from fedkeep.flower.exchange import PromptGrid
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
@@ -123,7 +124,7 @@ class KeeperStrategy(Strategy):
                 [f for f in figures if isinstance(f, float)] if isinstance(figures, list) else []
             )
             if len(figures) == len(GIST) and np.isfinite(figures).all():
-                gists.append(figures)
+                gists.append(GistFigures(*figures))
         arrays, metrics = self._inner.aggregate_train(server_round, listed)
         self._write(self._round(server_round, listed, said, refused))
         if gists:

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.config.method import FleetSpec
+from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.greedy import LabelLimits
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.server import Server
@@ -169,7 +170,7 @@ class FleetRecorder:
             most, left, delta = max(spent, key=itemgetter(0))
             yield lines.PrivacyLine(round=done, epsilon_spent=most, epsilon_left=left, delta=delta)
         figures = [
-            v.gist
+            GistFigures(*v.gist)
             for device, v in vitals.items()
             if v.gist is not None and device in self._took_part
         ]

@@ -9,7 +9,7 @@ from fedkeep.config.experiment import Experiment
 from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import Estimate
+from fedkeep.core.gradients import Estimate
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -84,7 +84,7 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     """What is common to the devices, the data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
     >>> device = ground.device(0)
     >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
@@ -111,7 +111,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     """The parts of the experiment, its data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> parts = assemble(resolve({"task": {"name": "embedded", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """
@@ -135,7 +135,12 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(
-            learner, stream, experiment.gist, experiment.seed, so_far=so_far
+            learner,
+            stream,
+            experiment.exchange,
+            experiment.gist.drift_weight,
+            experiment.seed,
+            so_far=so_far,
         )
     else:
         direction = server.estimator.direction()
@@ -144,7 +149,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
             """As it is before the first round: with the plan's word on what to keep."""
             made = ground.device(number, direction)
             if server.plan is not None:
-                made.assign(server.plan.assignment(number))
+                made.apply_plan(server.plan.assignment(number))
             return made
 
         fleet = SimulatedFleet(learner, stream, make)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator
+from fedkeep.core.gradients import GivenEstimator
 from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
@@ -66,7 +66,7 @@ class Simulator:
     """A whole experiment in one process: the same `Device` and `Server` as everywhere, caught up lazily.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> table = {"task": {"name": "embedded"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
+    >>> table = {"task": {"name": "demo"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
     >>> [record.round for record in Simulator(resolve(table)).run()]
     [1, 2, 3]
     """
@@ -74,8 +74,8 @@ class Simulator:
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
-        if privacy.secure_sum or privacy.encrypted_profiles:
-            both = "privacy.secure_sum and privacy.encrypted_profiles"
+        if privacy.secure_aggregation or privacy.encrypted_profiles:
+            both = "privacy.secure_aggregation and privacy.encrypted_profiles"
             raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
         self.parts = assemble(experiment, data)
@@ -158,7 +158,7 @@ class Simulator:
         if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
             direction = oracle.gradient(self.server.model)
             self.server.estimator.given = direction
-            fleet.adopt(self._population, self.server.model, direction)
+            fleet.update_model(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
         arrivals = fleet.catch_up(
             self._population if declared or oracle else participants, round_ + 1
@@ -168,7 +168,7 @@ class Simulator:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
             plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
             for d, device in fleet.devices.items():
-                device.assign(plan.assignment(d))
+                device.apply_plan(plan.assignment(d))
         return arrivals
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import GradientExchange
+from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner, Learner, Outcome, PerSampleGradients, TrainingJob
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.slices import deferred, slice_of
@@ -37,7 +38,7 @@ class SimulatedFleet:
 
     >>> from fedkeep.sim.assembly import simulation_context
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}}))
+    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}}))
     >>> fleet = SimulatedFleet(ground.learner, ground.stream, ground.device)
     >>> fleet.catch_up([0], until=20) == len(ground.stream.arrivals(0, 0, 20))
     True
@@ -78,56 +79,78 @@ class SimulatedFleet:
     def take_part(
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
     ) -> dict[DeviceId, Report]:
-        """Lets the devices follow their orders, training all of them in one call (steps 5, 6).
+        """Let the devices follow their orders, training all of them in one call (steps 5 and 6).
 
-        What is stored is measured in one call, too, under the models that devices are about to adopt; for gists, also
-        under those that they have, and one local step ahead.
+        What is stored is measured in one call, too, between the steps of each device's
+        `Participation`: under the models that the devices have and the order's, and one local step
+        ahead.
+
+        Parameters
+        ----------
+        orders : mapping of DeviceId to TrainOrder
+            The orders of one round, all with the same model.
+        corrections : mapping of DeviceId to Vector
+            What a baseline adds to the gradient of each device's local steps.
+
+        Returns
+        -------
+        dict of DeviceId to Report
+            What the devices report.
         """
-        devices = {d: self.device(d) for d in orders}
-        stored = {d: device.follow(orders[d]) for d, device in devices.items()}
-        filled = {d: batch for d, batch in stored.items() if len(batch)}
-        before: Mapping[DeviceId, PerSampleGradients] = {}
-        after: Mapping[DeviceId, PerSampleGradients] = {}
-        if filled:
-            first = next(iter(filled))
-            if devices[first].gist is None:
-                after = self._measure_together(orders[first].model, filled)
-            else:
-                before = self._measure(
-                    {d: cast("Vector", devices[d].model) for d in filled}, filled
-                )
-                after = self._measure(dict.fromkeys(filled, orders[first].model), filled)
-        drafts = {
-            d: device.draft(orders[d], before.get(d), after.get(d)) for d, device in devices.items()
-        }
-        next_models = {
-            d: model for d, draft in drafts.items() if (model := draft.ahead) is not None
-        }
-        ahead = self._measure(next_models, {d: draft.job.batch for d, draft in drafts.items()})
-        prepared = {d: devices[d].look_ahead(draft, ahead.get(d)) for d, draft in drafts.items()}
-        trained: dict[DeviceId, Vector] = {}
-        if jobs := {d: p.job for d, p in prepared.items() if len(p.job.batch)}:
-            for d in jobs.keys() & corrections.keys():
-                own = jobs[d].correction
-                jobs[d] = replace(
-                    jobs[d], correction=corrections[d] if own is None else own + corrections[d]
-                )
-            order = orders[next(iter(jobs))]
-            models = self.learner.train_many(order.model, list(jobs.values()), order.local)
-            trained = dict(zip(jobs, models, strict=True))
-        return {
-            d: devices[d].complete(p, trained.get(d, p.order.model), after.get(d))
-            for d, p in prepared.items()
-        }
+        running = {d: Participation(self.device(d), order) for d, order in orders.items()}
+        for participation in running.values():
+            participation.begin()
+        batches = {d: p.job.batch for d, p in running.items() if len(p.job.batch)}
+        before, after = self._measure_stored({d: running[d] for d in batches}, batches)
+        for d, participation in running.items():
+            participation.correct(before.get(d), after.get(d))
+        next_models = {d: m for d, p in running.items() if (m := p.next_model) is not None}
+        ahead = self._measure(next_models, batches)
+        for d, participation in running.items():
+            participation.look_ahead(ahead.get(d))
+        trained = self._train({d: running[d] for d in batches}, corrections)
+        return {d: p.finish(trained.get(d, p.order.model)) for d, p in running.items()}
 
-    def adopt(self, devices: Sequence[DeviceId], model: Vector, direction: Vector) -> None:
-        """Gives devices a new model and direction outside of a round, as only an oracle can."""
+    def _measure_stored(
+        self, running: Mapping[DeviceId, Participation], batches: dict[DeviceId, Batch]
+    ) -> tuple[Mapping[DeviceId, PerSampleGradients], Mapping[DeviceId, PerSampleGradients]]:
+        """Measure what is stored under each device's model, where a gist needs it, and the order's.
+
+        Without gists what is stored is only scored: then one batch serves all devices.
+        """
+        if not running:
+            return {}, {}
+        first = next(iter(running.values()))
+        if first.device.gist is None:
+            return {}, self._measure_together(first.order.model, batches)
+        models = {d: cast("Vector", p.device.model) for d, p in running.items()}
+        before = self._measure(models, batches)
+        return before, self._measure(dict.fromkeys(running, first.order.model), batches)
+
+    def _train(
+        self, running: Mapping[DeviceId, Participation], corrections: Mapping[DeviceId, Vector]
+    ) -> dict[DeviceId, Vector]:
+        """Train all devices that have something stored, in one call."""
+        if not running:
+            return {}
+        jobs = {d: p.job for d, p in running.items()}
+        for d in jobs.keys() & corrections.keys():
+            own = jobs[d].correction
+            added = corrections[d] if own is None else own + corrections[d]
+            jobs[d] = replace(jobs[d], correction=added)
+        order = next(iter(running.values())).order
+        models = self.learner.train_many(order.model, list(jobs.values()), order.local)
+        return dict(zip(jobs, models, strict=True))
+
+    def update_model(
+        self, devices: Sequence[DeviceId], model: Vector, global_gradient: Vector
+    ) -> None:
+        """Give devices a new model and g_hat outside of a round, as only an oracle can."""
         stored = {d: self.device(d).store.stored().batch for d in devices}
-        measured = self._measure_together(
-            model, {d: batch for d, batch in stored.items() if len(batch)}
-        )
+        filled = {d: batch for d, batch in stored.items() if len(batch)}
+        measured = self._measure_together(model, filled)
         for d in devices:
-            self.device(d).adopt(model, direction, measured.get(d))
+            self.device(d).update_model(model, global_gradient, measured.get(d))
 
     def snapshot(self) -> State:
         seen = np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(
@@ -172,20 +195,43 @@ class SimulatedFleet:
 
 
 class FullFleet:
-    """Devices that train on all their data, or all that has come so far, in every round, weighed by its rate.
+    """Devices with unlimited storage: they train on all their data, weighed by their rates.
 
-    With a shared gist, which here is the exact gradient, they have its correction of the drift between devices too.
+    With a shared gist, which here is the exact gradient, they correct the drift between devices.
+
+    Parameters
+    ----------
+    learner : FleetLearner
+        What measures and trains.
+    stream : Stream
+        The devices' data.
+    exchange : GradientExchange
+        What devices and server tell each other of gradients.
+    drift_weight : float
+        How far steps turn from the device's gradient to the fleet's.
+    seed : int
+        The seed of mini-batches.
+    so_far : bool
+        Train on what has come so far, not on all that will ever come.
     """
 
     def __init__(
-        self, learner: FleetLearner, stream: Stream, gist: GistOptions, seed: int, *, so_far: bool
+        self,
+        learner: FleetLearner,
+        stream: Stream,
+        exchange: GradientExchange,
+        drift_weight: float,
+        seed: int,
+        *,
+        so_far: bool,
     ) -> None:
-        self._learner, self._stream, self._gist = learner, stream, gist
-        self._seed, self._so_far = seed, so_far
+        self._learner, self._stream, self._exchange = learner, stream, exchange
+        self._drift_weight, self._seed, self._so_far = drift_weight, seed, so_far
 
     def take_part(
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
     ) -> dict[DeviceId, Report]:
+        """Let the devices follow their orders (steps 5 and 6)."""
         return {d: self._report(d, order, corrections.get(d)) for d, order in orders.items()}
 
     def _report(self, device: DeviceId, order: TrainOrder, correction: Vector | None) -> Report:
@@ -198,12 +244,13 @@ class FullFleet:
         n = len(batch)
         if not n:
             return Report(order.round, order.model, 0.0, 0, 0, None)
-        gradient = (
-            learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
-        )
-        if gradient is not None and order.direction is not None:
-            drift = np.float32(self._gist.kappa) * (order.direction - gradient)
-            correction = drift if correction is None else correction + drift
+        gradient = None
+        if self._exchange.corrects_drift:
+            gradient = learner.probe(order.model).measure(batch).mean_gradient()
+            fleet = self._exchange.fleet_gradient(order)
+            if fleet is not None:
+                drift = np.float32(self._drift_weight) * (fleet - gradient)
+                correction = drift if correction is None else correction + drift
         seed = child_seed(self._seed, "device", device, "train", order.round)
         model = learner.train(order.model, TrainingJob(batch, np.ones(n), seed, correction), local)
         steps = local.epochs * (-(-n // local.batch_size) if local.batch_size else 1)

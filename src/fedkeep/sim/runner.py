@@ -13,6 +13,7 @@ import numpy as np
 
 from fedkeep.config.experiment import RunSpec
 from fedkeep.core.errors import DataError
+from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.greedy import LabelLimits
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.regions import LabelRegions
@@ -51,7 +52,7 @@ def play(
 
     >>> import tempfile
     >>> from fedkeep.config.experiment import expand
-    >>> table = {"task": {"name": "embedded", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
+    >>> table = {"task": {"name": "demo", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
     >>> [cell] = expand(table)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = read_run(play(cell, Path(folder)))
@@ -165,7 +166,7 @@ class Observer:
         """Forgets what has been told, and takes the stores as they are for known."""
         self._rounds: list[RoundRecord] = []
         self._fates: Counter[int] = Counter()
-        self._mendings: list[tuple[float, ...]] = []
+        self._figures: list[GistFigures] = []
         self._known = _pairs(self._stores())
         for changes in self._changes.values():
             changes.clear()
@@ -175,8 +176,8 @@ class Observer:
         self._rounds.append(record)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
-            self._mendings += [
-                did for gist in gists if gist is not None and (did := gist.figures()) is not None
+            self._figures += [
+                did for gist in gists if gist is not None and (did := gist.figures) is not None
             ]
         if record.evaluation is not None:
             yield from self._account(record.round, record.evaluation)
@@ -222,8 +223,8 @@ class Observer:
                 for d, stored in stores.items()
                 if d in self._changes
             )
-        if self._mendings:
-            yield gist_line(round_, self._mendings)
+        if self._figures:
+            yield gist_line(round_, self._figures)
         spending = self._simulator.parts.guards.most_spent()
         if spending is not None:
             left, delta = spending.left, spending.delta

@@ -1,4 +1,4 @@
-"""Gradient estimators: what each device tells of its stream (Eq. 7), and what the server makes of it (Eq. 8)."""
+"""g_hat, the global gradient that the server makes of the devices' estimates (Eq. 8, step 8)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,123 +6,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedkeep.core.protocols import PerSampleGradients
-from fedkeep.core.types import DeviceId, FloatArray, IntArray, Scores, State, Vector
+from fedkeep.core.types import DeviceId, FloatArray, State, Vector
 
 _FAN, _TALLEST = 8, 12
-"""How many make a block, and how high blocks of blocks may ever stand."""
-
-
-def clip_weights(norms: Scores, clip: float) -> Scores:
-    """min(1, clip / norm) per sample: multiplied by it, no gradient is longer than `clip`.
-
-    >>> clip_weights(np.array([0.5, 2.0]), clip=1.0).tolist()
-    [1.0, 0.5]
-    """
-    return clip / np.maximum(norms, clip)
-
-
-def mean_gradient(measurements: PerSampleGradients, clip: float | None) -> Vector:
-    """The mean of the samples' gradients, each first shortened to `clip`, so that their mean is never longer."""
-    if clip is None:
-        return measurements.mean_gradient()
-    return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
-
-
-class GradientAccumulator:
-    """The gradients of all arrivals since the model last changed, summed in float64, and their counts by region.
-
-    With `clip` each sample's gradient is first shortened to that length: the bound that privacy's noise is made for.
-    """
-
-    def __init__(self, size: int, regions: int, clip: float | None = None) -> None:
-        self._sum = np.zeros(size, dtype=np.float64)
-        self._clip = clip
-        self.counts = np.zeros(regions)
-
-    @property
-    def size(self) -> int:
-        return len(self._sum)
-
-    @property
-    def count(self) -> int:
-        """N, the arrivals counted."""
-        return int(self.counts.sum())
-
-    @property
-    def nbytes(self) -> int:
-        return self._sum.nbytes + self.counts.nbytes
-
-    def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
-        """Counts arrivals, measured under the present model."""
-        if len(regions):
-            self._sum += mean_gradient(measurements, self._clip).astype(np.float64) * len(regions)
-            self.counts += np.bincount(regions, minlength=len(self.counts))
-
-    def mean(self, share: float = 1.0) -> Vector:
-        """The mean gradient over all arrivals (Eq. 7), or a share of it."""
-        mean = np.empty(self.size, dtype=np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.multiply(self._sum, share / max(1, self.count), out=mean, casting="same_kind")
-
-    def clear(self) -> None:
-        self._sum[:] = 0.0
-        self.counts[:] = 0.0
-
-    def snapshot(self) -> State:
-        return {"sum": self._sum.copy(), "counts": self.counts.copy()}
-
-    def restore(self, state: State) -> None:
-        self._sum, self.counts = (
-            np.array(state[name], dtype=np.float64) for name in ("sum", "counts")
-        )
-
-
-class LocalGradientEstimator:
-    """g_hat_c: the mean gradient over all arrivals since the model last changed (Eq. 7, step 4).
-
-    When a new model arrives the estimate is frozen as pending and a fresh one begins, so that gradients of two
-    models never mix. A pending estimate is sent with every report until an order names its round as accepted: a
-    lost reply loses no statistics. Where a newer estimate exists beside an unaccepted one, the one over more
-    arrivals is sent. An estimate that a huge sample made infinite or NaN is dropped: no server would accept it, and
-    with it every later report of this device would be refused.
-    """
-
-    def __init__(self) -> None:
-        self._pending: Vector | None = None
-        self._pending_count = 0
-        self._pending_round = -1
-
-    def settle(self, accepted_round: int | None) -> None:
-        """Forgets a pending estimate that the server has accepted."""
-        if accepted_round is not None and accepted_round >= self._pending_round:
-            self.drop()
-
-    def drop(self) -> None:
-        """Forgets a pending estimate, whatever the server has of it."""
-        self._pending, self._pending_count = None, 0
-
-    def freeze(self, window: GradientAccumulator, round_: int) -> tuple[Vector | None, int]:
-        """The estimate to send in `round_` and the arrivals behind it: the window's, or one not yet accepted."""
-        if window.count and window.count >= self._pending_count:
-            estimate = window.mean()
-            if np.isfinite(estimate).all():
-                self._pending, self._pending_count = estimate, window.count
-        self._pending_round = round_
-        return self._pending, self._pending_count
-
-    def snapshot(self) -> State:
-        pending = np.empty(0, dtype=np.float32) if self._pending is None else self._pending
-        return {
-            "pending": pending.copy(),
-            "counts": np.array([self._pending_count, self._pending_round]),
-        }
-
-    def restore(self, state: State) -> None:
-        self._pending = (
-            np.array(state["pending"], dtype=np.float32) if len(state["pending"]) else None
-        )
-        self._pending_count, self._pending_round = state["counts"].tolist()
+"""How many estimates or blocks make a block, and the greatest height of blocks of blocks."""
 
 
 @dataclass(frozen=True, eq=False)

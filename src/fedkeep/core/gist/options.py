@@ -1,0 +1,40 @@
+"""The options of a gist, the table `gist` of every configuration."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedkeep.core.bounds import check_range
+from fedkeep.core.gist.codec import Encoding
+
+
+@dataclass(frozen=True)
+class GistOptions:
+    """`gist`: whether devices keep a gist of their stream, and how they use it."""
+
+    mode: Literal["none", "local", "shared"] = "none"
+    """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to
+    the server, which sends back the fleet's: it also corrects the drift between devices."""
+    drift_weight: float = 0.5
+    """Strength of the drift term of `shared`, from the device's gist towards the fleet's, 0 to 1.
+
+    It is multiplied by beta and by the cube of the gradient correlation rho.
+    """
+    label_matching: bool = True
+    """Whether stream and store are compared label by label; without it all samples count as one
+    label."""
+    max_ess: float = 100.0
+    """The largest effective sample size: the larger, the less noise, and the slower to follow a
+    drift."""
+    encoding: Encoding = "float32"
+    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    last_layers: int | None = None
+    """Let the gist cover the last layers only; None: all that are valued."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "drift_weight", least=0, most=1)
+        check_range(self, "max_ess", "last_layers", least=1)
+
+    @property
+    def kept(self) -> bool:
+        """Whether there is a gist at all."""
+        return self.mode != "none"
