@@ -62,8 +62,11 @@ class DenseLearner:
         self.size, self.gradient_size = self.layout.size, self.layout.since(2 * self._first).size
 
     def tail(self, layers: int | None) -> int:
+        return sum(map(prod, self.gradient_shapes(layers)))
+
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
         valued = len(self.widths) - 1 - self._first
-        return self.layout.since(-2 * require_layers(layers, valued)).size
+        return self.layout.since(-2 * require_layers(layers, valued)).shapes
 
     def initial(self, seed: int) -> Vector:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""

@@ -7,6 +7,7 @@ and the error of each valued layer.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from threading import RLock
 from typing import Any
 
@@ -82,7 +83,12 @@ class Network:
 
     def tail(self, layers: int | None) -> int:
         """How many parameters the last `layers` valued layers have; None: all that are valued."""
-        return self.layout.since(self._firsts[-require_layers(layers, len(self._firsts))]).size
+        return sum(map(prod, self.gradient_shapes(layers)))
+
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
+        """The shapes of these parameters."""
+        first = self._firsts[-require_layers(layers, len(self._firsts))]
+        return self.layout.since(first).shapes
 
     def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
         """Gives frozen layers the statistics of these names; other names are not theirs."""

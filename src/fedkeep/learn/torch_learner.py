@@ -59,7 +59,8 @@ class TorchLearner:
             network.layout.size,
             network.valued.size,
         )
-        self.tail, self.load_statistics = network.tail, network.load_statistics
+        self.tail, self.gradient_shapes = network.tail, network.gradient_shapes
+        self.load_statistics = network.load_statistics
         self._descend = partial(local_sgd, self.layout, self.gradient_size, as_tensor)
         self._ways: tuple[MeasurementsClass, bool] | None = None
 
