@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from fedkeep.agent.assembly import privacy_options
 from fedkeep.config.experiment import resolve
 from fedkeep.config.method import parse_fleet
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import SharedGist
 from fedkeep.core.participation import Participation
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
@@ -99,7 +100,7 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
         parse_fleet(fleet)
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
-        privacy_options({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
+        privacy_options({"epsilon": 8.0}, SharedGist())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
+from fedkeep.agent.record import (
+    AgeClock,
+    CounterBook,
+    DecisionLog,
+    ModelVersion,
+    SampleForm,
+    Tombstones,
+)
 from fedkeep.agent.sources import make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.aliases import current
@@ -23,20 +30,28 @@ from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.core.bounds import check_range
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
-from fedkeep.core.gist import GistOptions, packed_bytes
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.gradient_exchange import GradientExchange, gradient_exchange
 from fedkeep.core.policy import POLICIES, SelectionPolicy
-from fedkeep.core.protocols import Learner
+from fedkeep.core.protocols import DescribedState, Learner, Store
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
-from fedkeep.core.state import strip_prefix
+from fedkeep.core.state import (
+    drop_learned,
+    drop_misfits,
+    find_spec,
+    spec_bytes,
+    spec_parts,
+    strip_prefix,
+)
 from fedkeep.core.store import AfterUse, MemoryStore
-from fedkeep.core.types import State
+from fedkeep.core.types import State, StateSpec
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.loading import find_component
 from fedkeep.privacy import accountant as ledger
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.privacy.release import ReleasePipeline, release_state_spec
 from fedkeep.tables import Table, build, merged, read_toml
 
 assert (
@@ -46,17 +61,12 @@ log = logging.getLogger(__name__)
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
-_BY_LABEL = 11
-"""More numbers a label: quota, assigned quota and weight, share, target, declared rate, two windows' counts, and the
-three that tell what a gist is made of."""
+_ARRAY_HEAD_BYTES = 96
+"""What the file writes of an array beside its numbers, at most."""
+_POLICY_BYTES = 4096
+"""Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
-
-
-_LEARNED = (
-    "device.model", "device.direction", "device.estimator.", "device.window.", "device.told.", "device.gist.",
-    "device.memory.", "gate.clean", "gate.noisy", "sums.",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,11 @@ class AgentConfig:
     sources: tuple[Source, ...]
 
     @property
+    def exchange(self) -> GradientExchange:
+        """What the device and its server tell each other of gradients."""
+        return gradient_exchange(self.policy, self.gist, self.device.gradient_from)
+
+    @property
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
@@ -189,35 +204,20 @@ def parse_config(table: Table) -> AgentConfig:
 def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
-    learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
+    learner = learner_of(config.model, shape, labels)
     check_model(learner, shape, labels)
-    privacy = privacy_options(config.privacy, config.device, config.gist)
-    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
+    privacy = privacy_options(config.privacy, config.exchange)
+    spec = _state_spec(config, learner, privacy)
+    layout = plan(config.store, config.form, _state_bytes(spec))
     opened = open_file(layout, labels, _model_name(config.model))
     try:
-        none = np.zeros(regions.count, dtype=np.int64)
-        index = MemoryStore(none, config.after_use, bends=config.device.quotas == "soft")
+        index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
-        device = Device(
-            learner,
-            config.policy,
-            capacity=layout.capacity,
-            sample_shape=shape,
-            labels=labels,
-            regions=regions,
-            store=store,
-            meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
-            weighting=config.weights,
-            options=config.device,
-            gist=config.gist,
-            # Each sample's gradient is shortened to it before it is told, as the noise needs it.
-            clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
-            seed=config.agent.seed,
-        )
+        device = _make_device(config, learner, privacy, store, layout.capacity)
         agent = Agent(device, store, layout.reserve, config)
-        state = _carried_over(store.load(opened.blobs), opened, learner, regions.count)
+        state = _carried_over(store.load(opened.blobs), opened, spec)
         damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
@@ -233,50 +233,79 @@ def assemble(config: AgentConfig) -> Agent:
 def budget_for(config: AgentConfig, samples: int) -> int:
     """The smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    return least_budget(config.store, config.form, _state_bytes(learner, config, None), samples)
+    privacy = privacy_options(config.privacy, config.exchange)
+    spec = _state_spec(config, learner, privacy)
+    return least_budget(config.store, config.form, _state_bytes(spec), samples)
 
 
-def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions | None) -> int:
-    """What is committed besides samples: model, direction, estimator with its pending copy, the guard's two, and two
-    of a secure sum's.
+def _memory_store(config: AgentConfig) -> MemoryStore:
+    regions = regions_for(config.policy, config.samples.labels)
+    none = np.zeros(regions.count, dtype=np.int64)
+    return MemoryStore(none, config.after_use, bends=config.device.quotas == "soft")
 
-    Whatever more a device comes to keep is in its snapshot, and so in every whole commit: with each participation, and
-    at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
+
+def _make_device(
+    config: AgentConfig,
+    learner: Learner,
+    privacy: PrivacyOptions | None,
+    store: Store,
+    capacity: int,
+) -> Device:
+    regions = regions_for(config.policy, config.samples.labels)
+    return Device(
+        learner,
+        config.policy,
+        capacity=capacity,
+        sample_shape=config.samples.shape,
+        labels=config.samples.labels,
+        regions=regions,
+        store=store,
+        meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
+        weighting=config.weights,
+        options=config.device,
+        gist=config.gist,
+        # Each sample's gradient is clipped before it is sent, as the noise needs it.
+        clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
+        seed=config.agent.seed,
+    )
+
+
+def _state_spec(
+    config: AgentConfig, learner: Learner, privacy: PrivacyOptions | None
+) -> StateSpec:
+    """Describe all that is committed besides samples and decisions.
+
+    It is in every whole commit: with each participation, and at most once a minute between two,
+    where only arrays that changed are written.
     """
-    by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
-    guarded, summed = (
-        8 if config.privacy else 0,
-        16 if config.privacy.get("secure_aggregation") else 0,
-    )
-    counted = (
-        ledger.REMEMBERED * ledger.ROW_BYTES
-        if privacy is not None and privacy.counts_samples
-        else 0
-    )
-    kept = config.gist
-    gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
-    told = 8 if privacy is not None and privacy.protects("estimator") else 0
-    vectors = (
-        4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
-    )
-    return vectors + by_label + counted + 8 * REMEMBERED + 4096
+    device = _make_device(config, learner, privacy, _memory_store(config), capacity=1)
+    parts: dict[str, DescribedState] = {
+        "device": device,
+        "clock": AgeClock(),
+        "counters": CounterBook(),
+        "tombstones": Tombstones(),
+        "model": ModelVersion(),
+    }
+    return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
 
 
-def privacy_options(
-    table: Table, device: DeviceOptions, gist: GistOptions
-) -> PrivacyOptions | None:
-    """The table `[privacy]`, if there is one."""
+def _state_bytes(spec: StateSpec) -> int:
+    return spec_bytes(spec) + _ARRAY_HEAD_BYTES * len(spec) + _POLICY_BYTES
+
+
+def privacy_options(table: Table, exchange: GradientExchange) -> PrivacyOptions | None:
+    """Read the table `[privacy]`, if there is one.
+
+    Raises
+    ------
+    ConfigError
+        If single samples shall be protected in vectors that hold a sample many times.
+    """
     if not table:
         return None
     options = build(PrivacyOptions, table, "privacy")
-    if options.counts_samples and device.gradient_from == "stored":
-        raise ConfigError(
-            "device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'"
-        )
-    if options.counts_samples and gist.shared:
-        raise ConfigError(
-            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device'"
-        )
+    if options.counts_samples:
+        exchange.check_sample_privacy()
     return options
 
 
@@ -337,22 +366,26 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
         )
 
 
-def _carried_over(state: State, opened: Opened, learner: Learner, regions: int) -> State:
-    """What of a store's state still means the same; samples always do."""
+def _carried_over(state: State, opened: Opened, spec: StateSpec) -> State:
+    """Keep what of a store's state still means the same; samples always do."""
     before, now = opened.before, opened.now
-    counts = state.get("device.shares.counts", state.get("device.store.quotas"))
-    model = state.get("device.model")
-    gone: tuple[str, ...] = ()
+    _, misfits = drop_misfits(state, spec)
+    divided = [name for name in misfits if (form := find_spec(spec, name)) and not form.learned]
     if before["labels"] != now["labels"]:
-        said = "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew"
-        log.warning(said, before["labels"], now["labels"])
-        gone = ("device.", *_LEARNED)
-    elif counts is not None and counts.shape != (regions,):
         log.warning(
-            "[policy] divides slots otherwise than before: samples stay, model, plan and rates begin anew"
+            "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
+            before["labels"],
+            now["labels"],
         )
-        gone = ("device.", *_LEARNED)
-    elif before["model"] != now["model"] or (model is not None and model.shape != (learner.size,)):
+    elif divided:
+        log.warning(
+            "[policy] divides slots otherwise than before: samples stay,"
+            " model, plan and rates begin anew"
+        )
+    elif before["model"] != now["model"]:
         log.warning("[model] is another than before: samples stay, what was learned begins anew")
-        gone = _LEARNED
-    return {name: array for name, array in state.items() if not name.startswith(gone)}
+        return drop_learned(state, spec)
+    else:
+        return state
+    kept = drop_learned(state, spec)
+    return {name: array for name, array in kept.items() if not name.startswith("device.")}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
 from fedkeep.core.protocols import OfferResult, Outcome
-from fedkeep.core.types import AnyArray, Batch, IntArray, State
+from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.protocol.messages import Reason
 
@@ -33,6 +33,8 @@ _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
 _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
+_COUNTER_BYTES = 2048
+"""More than the counts by name ever take as text."""
 REMEMBERED = 512
 """Ids that were erased last."""
 APART = "apart."
@@ -174,6 +176,10 @@ class CounterBook(Counter[str]):
     def counts(self) -> dict[str, int]:
         return {name: count for name, count in sorted(self.items()) if count}
 
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {"json": ArraySpec((_COUNTER_BYTES,), np.uint8, bounded=True)}
+
     def snapshot(self) -> State:
         return {"json": np.frombuffer(json.dumps(self.counts()).encode(), dtype=np.uint8)}
 
@@ -188,6 +194,10 @@ class ModelVersion:
 
     round: int = -1
     received: float | None = None
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {"date": ArraySpec((2,), np.float64)}
 
     def snapshot(self) -> State:
         return {"date": np.array([self.round, self.received], dtype=np.float64)}  # None becomes NaN
@@ -205,6 +215,10 @@ class Tombstones:
 
     def add(self, ids: Iterable[int]) -> None:
         self.ids = dict.fromkeys(list(dict.fromkeys([*self.ids, *ids]))[-REMEMBERED:])
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {"ids": ArraySpec((REMEMBERED,), np.int64, bounded=True)}
 
     def snapshot(self) -> State:
         return {"ids": np.array(list(self.ids), dtype=np.int64)}
@@ -234,6 +248,10 @@ class AgeClock:
     def now(self) -> float:
         """The age; it never goes back."""
         return self._age_at_start + max(0.0, self._boot() - self._start)
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`; the boot's name may be of any length."""
+        return {"seconds": ArraySpec((3,), np.float64), "boot*": ArraySpec((36,), "U1")}
 
     def snapshot(self) -> State:
         seconds = np.array([self.now(), self.wall(), self._boot()])

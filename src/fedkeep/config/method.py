@@ -12,7 +12,7 @@ from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import Aggregation
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gradient_exchange import GradientExchange, gradient_exchange
+from fedkeep.core.gradient_exchange import GradientExchange, GradientSource, gradient_exchange
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
@@ -82,7 +82,7 @@ class Method:
     @property
     def exchange(self) -> GradientExchange:
         """What devices and server tell each other of gradients."""
-        source = "stored" if self.estimator.name == "stored" else "arrivals"
+        source: GradientSource = "stored" if self.estimator.name == "stored" else "arrivals"
         return gradient_exchange(self.policy, self.gist, source)
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:

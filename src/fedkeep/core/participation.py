@@ -159,8 +159,8 @@ class Participation:
         if model is not None and self._gradients is not None and self.correction is not None:
             if ahead is None:
                 ahead = device.learner.probe(model).measure(self.job.batch)
-            slope = self._gradients.slope_to(ahead)
-            self._add(self.correction.step_average(slope, self.steps))
+            phi = self._gradients.noise_regression(ahead)
+            self._add(self.correction.step_average(phi, self.steps))
         device.set_model(self.order.model, self.order.direction, self._probe)
         if device.gist is not None:
             device.gist.keep(self.correction)

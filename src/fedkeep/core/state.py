@@ -61,11 +61,11 @@ def drop_misfits(state: State, spec: StateSpec) -> tuple[State, list[str]]:
 
 
 def drop_learned(state: State, spec: StateSpec) -> State:
-    """Leave out what means nothing under another model, and what the spec does not know."""
+    """Leave out the arrays that mean nothing under another model."""
     return {
         name: array
         for name, array in state.items()
-        if (form := find_spec(spec, name)) is not None and not form.learned
+        if (form := find_spec(spec, name)) is None or not form.learned
     }
 
 

@@ -8,12 +8,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import structs
 
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.protocols import Stateful
-from fedkeep.core.types import IntArray, Profile, Report, State, TrainOrder
-from fedkeep.privacy.accountant import PrivacyLedger
+from fedkeep.core.types import (
+    ArraySpec,
+    IntArray,
+    Profile,
+    Report,
+    State,
+    StateSpec,
+    TrainOrder,
+)
+from fedkeep.privacy.accountant import REMEMBERED, PrivacyLedger
 from fedkeep.privacy.gaussian import NormalSource, system_normal
 from fedkeep.privacy.mechanism import DPMechanism, Spending
 from fedkeep.privacy.options import PrivacyOptions
@@ -22,6 +31,33 @@ from fedkeep.protocol.messages import DeviceStats, ProfileRequest
 if TYPE_CHECKING:
     from fedkeep.privacy.secagg.client import SecureAggregationClient
     from fedkeep.privacy.secagg.protocol import SecureAggregationConfig
+
+
+def release_state_spec(options: PrivacyOptions | None, gradient_size: int) -> StateSpec:
+    """Describe what a release pipeline with these options commits between two sums.
+
+    Parameters
+    ----------
+    options : PrivacyOptions or None
+        None: everything passes as it is, and nothing is kept.
+    gradient_size : int
+        The length of a gradient.
+    """
+    if options is None:
+        return {}
+    samples = REMEMBERED if options.counts_samples else 0
+    sent = ArraySpec((gradient_size,), np.float32, bounded=True, optional=True, learned=True)
+    spec = {
+        "gate.ledger.sample_ids": ArraySpec((samples,), np.int64, bounded=True),
+        "gate.ledger.sample_costs": ArraySpec((samples, 4), np.float64, bounded=True),
+        "gate.clean": sent,
+        "gate.noisy": sent,
+    }
+    if options.secure_aggregation:
+        words = ArraySpec((gradient_size + 1,), np.uint64, bounded=True, learned=True)
+        other = ArraySpec((0,), np.uint8, optional=True, learned=True)
+        spec |= {"sums.counted": words, "sums.sent": words, "sums.*": other}
+    return spec
 
 
 class ReleasePipeline:

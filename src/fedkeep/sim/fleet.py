@@ -293,14 +293,8 @@ class DeviceMechanisms:
             raise ConfigError(
                 "estimator 'exact' shows the server gradients without noise: not with privacy.epsilon"
             )
-        if (
-            options.protects("estimator")
-            and options.unit == "sample"
-            and estimator.name == "stored"
-        ):
-            raise ConfigError(
-                "estimator 'stored' sends a sample many times: use privacy.unit = 'device' with it"
-            )
+        if options.protects("estimator") and options.unit == "sample":
+            experiment.exchange.check_sample_privacy()
         self._options, self._seed = options, experiment.seed
         self._guards: dict[DeviceId, DPMechanism] = {}
 
