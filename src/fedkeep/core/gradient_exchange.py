@@ -276,8 +276,8 @@ class SharedGist(GradientExchange):
 
     Parameters
     ----------
-    last_layers : int, optional
-        The layers that gists cover; None: all that are valued.
+    options : GistOptions
+        Which layers gists cover, and whether they are sketches.
 
     References
     ----------
@@ -285,10 +285,10 @@ class SharedGist(GradientExchange):
     """
 
     corrects_drift = True
-    last_layers: int | None = None
+    options: GistOptions = GistOptions("shared")
 
     def size(self, learner: Learner) -> int:
-        return learner.tail(self.last_layers)
+        return self.options.layout(learner).size
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
         return GistSender(clip)
@@ -330,10 +330,15 @@ def gradient_exchange(
     (NoExchange(), LocalGradients(source='arrivals'))
     """
     if gist.mode == "shared":
+        if gist.rank is not None and policy.uses_direction:
+            raise ConfigError(
+                "gist.rank would make a sketch of the global gradient that the policy scores by:"
+                " set gist.mode = 'local'"
+            )
         if gist.last_layers is not None and policy.uses_direction:
             raise ConfigError(
                 "gist.last_layers would shorten the global gradient that the policy scores by:"
                 " set model.last_layers"
             )
-        return SharedGist(gist.last_layers)
+        return SharedGist(gist)
     return LocalGradients(source) if policy.uses_direction else NoExchange()

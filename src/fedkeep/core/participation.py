@@ -130,7 +130,7 @@ class Participation:
                 device.window,
                 device.label_shares(),
                 device.exchange.fleet_gradient(order),
-                moved=self._model_moves(),
+                self._model_step(),
             )
             self._add(correction)
         device.window.clear()
@@ -226,9 +226,10 @@ class Participation:
         self.correction = correction
         self.job = replace(self.job, correction=vector)
 
-    def _model_moves(self) -> bool:
-        """Whether the order's model is another than the device's."""
+    def _model_step(self) -> Vector | None:
+        """Subtract the order's model from the device's; None if they are the same."""
         mine, sent = self.device.model, self.order.model
-        if mine is None or not np.array_equal(mine[:_FIRST_NUMBERS], sent[:_FIRST_NUMBERS]):
-            return True
-        return not np.array_equal(mine, sent)
+        if mine is None:
+            return None
+        same = np.array_equal(mine[:_FIRST_NUMBERS], sent[:_FIRST_NUMBERS])
+        return None if same and np.array_equal(mine, sent) else mine - sent

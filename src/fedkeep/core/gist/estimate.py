@@ -32,6 +32,7 @@ from fedkeep.core.gist.noise_model import (
 )
 from fedkeep.core.gist.options import GistOptions
 from fedkeep.core.gradients.accumulator import GradientAccumulator
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import ArraySpec, FloatArray, State, StateSpec, Vector
 
@@ -46,8 +47,8 @@ class Gist:
     ----------
     options : GistOptions
         How it is kept and used.
-    size : int
-        The length of m: the parameters of the layers that it covers.
+    layout : GradientLayout
+        Which parameters m covers, and whether every number of it is kept or a sketch.
     regions : int
         Y, the number of regions.
     seed : int
@@ -64,13 +65,13 @@ class Gist:
     def __init__(
         self,
         options: GistOptions,
-        size: int,
+        layout: GradientLayout,
         regions: int,
         seed: int = 0,
         *,
         unbiased: bool = True,
     ) -> None:
-        self.options, self.size = options, size
+        self.options, self.layout, self.size = options, layout, layout.size
         self._regions, self._seed, self._unbiased = regions, seed, unbiased
         self._kept: State | None = None
         self._noise_model: NoiseModel | None = None
@@ -104,8 +105,7 @@ class Gist:
         arrivals: GradientAccumulator,
         shares: FloatArray,
         fleet: Vector | None,
-        *,
-        moved: bool,
+        step: Vector | None,
     ) -> Correction:
         """Compute what to add to each local step.
 
@@ -119,8 +119,8 @@ class Gist:
             p, the regions' long-run shares of the stream, (Y,).
         fleet : Vector or None
             G, the gist of the fleet; None in the local mode.
-        moved : bool
-            Whether the new model differs from the old.
+        step : Vector or None
+            w_old - w_new by all parameters; None where the model has not moved.
 
         Returns
         -------
@@ -129,18 +129,20 @@ class Gist:
             device's.
         """
         options, past = self.options, self.vector()
-        noise = stored.noise_covariance if moved else UNMOVED
+        noise = UNMOVED if step is None else stored.noise_covariance
         nothing = Correction(None, None, 0.0, noise.rho, 0.0, None, None)
         if past is None and not arrivals.count:
             return nothing
         store, estimate = self._linear_estimate(stored, arrivals, shares)
         noise_model = estimate.noise_model.cap_ess(options.max_ess)
-        old_store, new_store = (self._covered(mean) for mean in stored.means)
+        old_store, new_store = (self.layout.of_gradient(mean) for mean in stored.means)
 
         # Equation (1): m <- alpha m + tau g + sum_i d_i grad_i(w_old).
-        gist = self._covered(arrivals.mean(estimate.window_weight))
+        mean = arrivals.mean(estimate.window_weight)
+        gist = mean if arrivals.layout is self.layout else self.layout.of_gradient(mean)
         if estimate.sample_weights.any():
-            gist += self._covered(stored.weighted_sum(stored.before, estimate.sample_weights))
+            gradient = stored.weighted_sum(stored.before, estimate.sample_weights)
+            gist += self.layout.of_gradient(gradient)
         if past is not None:
             gist += np.float32(estimate.past_weight) * past
 
@@ -167,6 +169,7 @@ class Gist:
             norm(stored.means[1]),
             new_store + variance_term,
             carried,
+            *self._reconstruction(stored, step),
         )
         # A huge sample: better no correction than one that ends the model.
         return correction if np.isfinite(correction.relative_norm) else nothing
@@ -236,6 +239,12 @@ class Gist:
         undivided = replace(stored, regions=np.zeros_like(stored.regions))
         return undivided, pooled_mean(past, undivided, arrivals.count)
 
-    def _covered(self, gradient: Vector) -> Vector:
-        """Cut a gradient to the layers that the gist covers, which stand last."""
-        return gradient[len(gradient) - self.size :]
+    def _reconstruction(
+        self, stored: StoredGradients, step: Vector | None
+    ) -> tuple[GradientLayout | None, tuple[Vector, ...]]:
+        """Say in which layout the correction is, and along which gradients it may lie."""
+        if self.layout.whole:
+            return None, ()
+        known = (stored.means[0],) if step is None else (step, stored.means[0])
+        parameters = self.layout.parameters
+        return self.layout, tuple(gradient[len(gradient) - parameters :] for gradient in known)

@@ -269,6 +269,33 @@ class GradientLayout:
             gradient[place] = block.reconstruct(numbers[part])
         return gradient
 
+    def reconstruct_near(self, numbers: Vector, known: Sequence[Vector]) -> Vector:
+        """Make a gradient of which much lies along gradients that are known whole.
+
+        What of it lies along them is found by least squares in the sketch; only the rest, which
+        is shorter, is made of the sketch.
+
+        Parameters
+        ----------
+        numbers : Vector
+            `size` numbers.
+        known : sequence of Vector
+            Gradients by the parameters covered.
+        """
+        if self.whole:
+            return numbers
+        known = [gradient for gradient in known if gradient.any()]
+        if not known:
+            return self.reconstruct(numbers)
+        sketches = np.stack([self.of_gradient(gradient) for gradient in known], axis=1)
+        lengths = np.linalg.norm(sketches, axis=0)
+        shares, *_ = np.linalg.lstsq(sketches / lengths, numbers, rcond=None)
+        shares = (shares / lengths).astype(np.float32)
+        gradient = self.reconstruct(numbers - sketches @ shares)
+        for share, along in zip(shares, known, strict=True):
+            gradient += share * along
+        return gradient
+
     def disagreement(self, numbers: Vector) -> float:
         """Tell how far the two products of any weight contradict each other, the worst one."""
         parts = zip(self.blocks, self.parts, strict=True)
