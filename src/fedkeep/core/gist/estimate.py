@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.gist.codec import pack, scale_count, unpack
+from fedkeep.core.gist.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gist.correction import (
     UNMOVED,
     Correction,
@@ -91,7 +91,7 @@ class Gist:
 
     def vector(self) -> Vector | None:
         """Decode m; None while nothing is known."""
-        return None if self._kept is None else unpack(self._kept)
+        return None if self._kept is None else unpack(self._kept, self.size)
 
     @property
     def nbytes(self) -> int:
@@ -196,12 +196,13 @@ class Gist:
         """Describe the arrays of `snapshot`."""
         encoding = self.options.encoding
         scales = scale_count(self.size, encoding)
+        length, form = packed_form(self.size, encoding)
         known = {"optional": True, "learned": True}
         return {
             "changes": ArraySpec((), np.int64, optional=True),
             "by_region": ArraySpec((3, self._regions), np.float64, bounded=True, **known),
             "rest": ArraySpec((), np.float64, **known),
-            "packed": ArraySpec((self.size,), encoding, **known),
+            "packed": ArraySpec((length,), form, **known),
             "scales": ArraySpec((scales,), np.float32, **known),
         }
 
@@ -223,7 +224,8 @@ class Gist:
         if state.keys() >= {"by_region", "rest", "packed", "scales"}:
             labels, samples, counts = np.array(state["by_region"], dtype=np.float64)
             self._noise_model = NoiseModel(labels, samples, counts, float(state["rest"]))
-            forms = {"packed": self.options.encoding, "scales": "float32"}
+            _, form = packed_form(self.size, self.options.encoding)
+            forms = {"packed": form, "scales": "float32"}
             self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
     def _linear_estimate(

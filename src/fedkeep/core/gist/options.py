@@ -28,7 +28,8 @@ class GistOptions:
     """The largest effective sample size: the larger, the less noise, and the slower to follow a
     drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, `int4` an eighth, each with a scale
+    for every 64 numbers."""
     rank: int | Literal["auto"] | None = None
     """Keep a sketch of this rank of each large weight; "auto": a rank of 16; None: every number."""
     last_layers: int | None = None
