@@ -25,8 +25,8 @@ import torch
 from valuation import Task, forward_pass, har_dnn, interleaved  # type: ignore[import-not-found] # beside this script
 
 from fedkeep.core.device import Device
-from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Encoding, GistOptions
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy

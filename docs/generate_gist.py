@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.config.reference import keys_of
-from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.types import FloatArray, Vector
 
 PAGE = Path(__file__).with_name("gist.md")
@@ -73,11 +73,11 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", label_matching=False), 2).mend(
+    mending = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
         kept, window, np.ones(1), None, moved=True
     )
-    assert mending.correction is not None
-    return Case(old, new, mending.correction.astype(np.float64))
+    assert mending.vector is not None
+    return Case(old, new, mending.vector.astype(np.float64))
 
 
 def picture() -> str:

@@ -112,7 +112,7 @@ def test_the_tightest_budget_holds_model_gist_and_window(
     restored = again.agent.device
     again.disk.close()
     assert restored.gist is not None
-    assert restored.gist.worth == gist.worth > 0
+    assert restored.gist.ess == gist.ess > 0
     assert restored.gist.vector() == pytest.approx(kept)
     assert restored.window.count == window.count == 40
     assert restored.window.mean() == pytest.approx(window.mean())

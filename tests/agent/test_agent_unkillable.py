@@ -531,14 +531,14 @@ def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: P
     model = learner.initial(0)
     agent.device.set_model(model)  # as from [model] path
     feed(agent, 0, 248)
-    assert agent.device.direction is None
+    assert agent.device.global_gradient is None
     feed(agent, 248, 20)
     came = [arrival(id_) for id_ in range(256)]
     batch = Batch(
         np.stack([one.x for one in came]), np.array([one.y for one in came]), np.arange(256)
     )
     mean = learner.probe(model).measure(batch).mean_gradient()
-    direction = agent.device.direction
+    direction = agent.device.global_gradient
     assert direction is not None
     np.testing.assert_allclose(direction, mean, rtol=1e-4, atol=1e-6)
     stored = agent.store.stored()
@@ -549,7 +549,7 @@ def test_alone_with_a_model_values_are_against_the_mean_of_what_came(tmp_path: P
         atol=1e-5,
     )
     assert agent.erase([int(stored.batch.ids[0])]) == 1
-    assert agent.device.direction is None
+    assert agent.device.global_gradient is None
     assembly.disk.close()
 
 

@@ -1,18 +1,24 @@
 """A device's life: late or eager, cut any way, restarted anywhere."""
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.gist import GistOptions
 from fedkeep.core.participation import Participation
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.regions import LabelRegions
+from fedkeep.core.state import drop_misfits, spec_bytes
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import Assignment, Batch, LocalTraining, TrainOrder, Vector
 from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.weighting import Weighting
 from fedkeep.learn.dense_learner import DenseLearner
 
 LEARNER = DenseLearner((3, 4))
@@ -121,13 +127,122 @@ def test_stored_samples_are_revalued_under_the_new_model_and_direction() -> None
     np.testing.assert_allclose(stored.scores, expected, rtol=1e-6)
 
 
-def test_without_revaluation_only_the_first_direction_renews_the_scores() -> None:
+def test_without_rescoring_only_the_first_global_gradient_renews_the_scores() -> None:
     device = device_with(rescore=False)
     device.observe(samples(40), 0.0)
+    keys = device.store.stored().scores
     device.participate(order(1))
-    first = device.store.stored().scores
+    stored = device.store.stored()
+    measured = LEARNER.probe(LEARNER.initial(1)).measure(stored.batch)
+    np.testing.assert_allclose(stored.scores, measured.projections(direction_of(1)), rtol=1e-6)
+    assert not np.isin(stored.scores, keys).any(), "random keys, before there was a gradient"
     device.participate(order(2))
-    np.testing.assert_array_equal(device.store.stored().scores, first)
+    np.testing.assert_array_equal(device.store.stored().scores, stored.scores)
+
+
+def test_arrivals_during_training_are_measured_under_the_new_model() -> None:
+    device, late = device_with(), samples(12, seed=4)
+    device.observe(samples(40), 0.0)
+    participation = Participation(device, order(1))
+    participation.prepare()
+    device.observe(late, 1.0)
+    participation.finish(participation.train())
+    sent = device.participate(order(2, accepted=1)).local_gradient
+    expected = LEARNER.probe(LEARNER.initial(1)).measure(late).mean_gradient()
+    np.testing.assert_allclose(sent, expected, rtol=1e-4, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_samples_that_come_during_training_are_scored_anew_with_the_others() -> None:
+    device = device_with()
+    device.observe(samples(40), 0.0)
+    participation = Participation(device, order(1))
+    participation.prepare()
+    device.observe(samples(40, seed=4), 1.0)
+    participation.finish(participation.train())
+    stored = device.store.stored()
+    measured = LEARNER.probe(LEARNER.initial(1)).measure(stored.batch)
+    np.testing.assert_allclose(stored.scores, measured.projections(direction_of(1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["arrivals", "stored"])
+def test_nothing_is_sent_of_samples_that_are_erased_during_training(source: str) -> None:
+    device = device_with(gradient_from=source)
+    device.observe(samples(40), 0.0)
+    participation = Participation(device, order(1))
+    participation.prepare()
+    device.reset_statistics()
+    report = participation.finish(participation.train())
+    assert (report.local_gradient, report.gradient_samples) == (None, 0)
+
+
+def test_a_damaged_state_is_completed_by_what_is_stored() -> None:
+    device = device_with(plan=None, capacity=8)
+    device.observe(samples(40), 0.0)
+    device.participate(order(1))
+    device.observe(samples(9, seed=4), 1.0)
+    state, held = device.snapshot(), device.store.stored()
+    whole = device.repair(state, held.regions.tolist(), int(held.arrivals.max()) + 1)
+    assert whole.lost == ()
+    assert whole.notes == ()
+    damaged = {name: array for name, array in state.items() if name != "window.counts"}
+    damaged |= {"shares.counts": np.zeros(4), "estimator.pending": np.zeros(99, dtype=np.float32)}
+    repaired = device.repair(damaged, held.regions.tolist(), 1000)
+    assert repaired.lost == ("estimator.pending", "window.counts")
+    assert not repaired.state["window.sum"].any(), "a sum without its count means nothing"
+    assert (
+        repaired.state["shares.counts"].tolist() == np.bincount(held.regions, minlength=4).tolist()
+    )
+    assert repaired.state["counters"].tolist() == [1000, 1]
+    device.restore(repaired.state)
+    assert device.window.count == 0
+
+
+def test_a_plan_for_more_than_fits_counts_no_more() -> None:
+    device = device_with()
+    device.observe(samples(40), 0.0)
+    state = device.snapshot() | {"assignment.quotas": np.array([2, 0, 1, 2])}
+    repaired = device.repair(state, [0, 0, 2, 3], 40)
+    assert not any(name.startswith("assignment.") for name in repaired.state)
+    assert "4 samples" in repaired.notes[0]
+
+
+def test_a_state_of_another_model_keeps_what_was_not_learned() -> None:
+    device = device_with()
+    device.observe(samples(40), 0.0)
+    device.participate(order(1))
+    state = device.snapshot() | {"model": np.zeros(3, dtype=np.float32)}
+    repaired = device.repair(state, [], 0)
+    assert "direction" not in repaired.state
+    assert repaired.state["estimator.counts"].tolist() == [0, -1]
+    np.testing.assert_array_equal(repaired.state["meter.counts"], state["meter.counts"])
+
+
+@pytest.mark.parametrize("policy", [Ode(), Fifo()])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_device_describes_its_state(policy: SelectionPolicy, clip: float | None) -> None:
+    device = Device(
+        LEARNER,
+        policy,
+        capacity=4,
+        sample_shape=(3,),
+        labels=4,
+        weighting=Weighting(1.0),
+        gist=GistOptions("local", encoding="int8"),
+        clip=clip,
+    )
+    spec = device.state_spec()
+    for round_ in (1, 2):
+        device.set_model(LEARNER.initial(0))
+        device.observe(samples(20), 0.0)
+        device.profile()
+        plan = Assignment(np.full(device.regions.count, 1), np.ones(device.regions.count), 1.0)
+        device.participate(replace(order(round_), assignment=plan))
+        state = device.snapshot()
+        fitting, misfits = drop_misfits(state, spec)
+        assert (fitting.keys(), misfits) == (state.keys(), [])
+        described = {name for name in state if not name.startswith("store.")}
+        assert sum(state[name].nbytes for name in described) <= spec_bytes(spec)
+    assert device.state_spec() == spec
 
 
 def test_an_empty_store_answers_no_data() -> None:

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gradients.layout import whole_layout
-from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import (
     Correction,
     Gist,
@@ -23,6 +21,8 @@ from fedkeep.core.gist import (
     best_linear_estimate,
     pooled_mean,
 )
+from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gradients.layout import whole_layout
 from fedkeep.core.participation import Participation
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.fifo import Fifo
@@ -85,7 +85,9 @@ def test_the_first_participation_by_hand() -> None:
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
-    correction = gist.correct(held, seen, np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32))
+    correction = gist.correct(
+        held, seen, np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32)
+    )
     # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are among the six, so
     # nothing speaks against taking all of the difference; half of what was off is off under the new model.
     assert correction.rho == pytest.approx(2 / 2.5)
@@ -153,7 +155,9 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
     # The window weighs 2 / 2.1, each stored sample (1/2 - 1/4.2) / 1.1 = 5/21.
     assert gist.ess == pytest.approx(1 / (2 * (5 / 21) ** 2 + (20 / 21) ** 2 / 8))
     held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
-    correction = gist.correct(held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, step=None)
+    correction = gist.correct(
+        held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, step=None
+    )
     # Shares that were not followed would leave 0.3 of it; what remains is the prior's shrinkage.
     assert correction.vector == pytest.approx([0.0, 0.0], abs=0.06), (
         "other shares are no error of the store"
@@ -170,7 +174,9 @@ def noise_of(
     rest = seen**2 * (n - holding.fresh.sum()) / n**2
     composition = holding.by_region(weights, len(counts)) + seen * counts / n
     if past is not None:
-        each = each + np.where(holding.fresh, 0.0, known * past.sample_coefficients[holding.regions])
+        each = each + np.where(
+            holding.fresh, 0.0, known * past.sample_coefficients[holding.regions]
+        )
         gone = past.counts - holding.by_region((~holding.fresh).astype(np.float64), len(counts))
         rest += known**2 * (past.residual_variance + gone @ past.sample_coefficients**2)
         composition = composition + known * past.label_coefficients
@@ -233,7 +239,9 @@ def test_a_correction_counts_as_long_as_it_holds() -> None:
     own = np.array([1.0, -2.0], dtype=np.float32)
     correction = Correction(own, np.array([0.5, 0.5], dtype=np.float32), 0.8, 0.9, 1.0, own, None)
     assert correction.step_average(1.0, 5).vector == pytest.approx([1.5, -1.5])
-    half = correction.step_average(0.5, 2)  # the second step needs half of it: three quarters in the mean
+    half = correction.step_average(
+        0.5, 2
+    )  # the second step needs half of it: three quarters in the mean
     assert half.vector == pytest.approx([0.75 + 0.5, -1.5 + 0.5]), (
         "what turns to the fleet does not fade"
     )
@@ -257,7 +265,13 @@ def test_the_drift_term_fades_with_the_cube_of_the_gradient_correlation() -> Non
     gist = Gist(GistOptions("shared", drift_weight=1.0, label_matching=False), whole_layout(2), 2)
     held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0], fresh=False)  # rho = 2 / 2.5, theta = 2 / 4
     fleet = np.array([2.0, 5.0], dtype=np.float32)
-    correction = gist.correct(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, step=np.ones(2, dtype=np.float32))
+    correction = gist.correct(
+        held,
+        window([[2.0, 0.0]], [0]),
+        np.array([1.0, 0.0]),
+        fleet,
+        step=np.ones(2, dtype=np.float32),
+    )
     trust = 0.5 * 1 / (1 + 1)  # N = 1, k = 1
     assert correction.vector == pytest.approx([0.0, 5.0 * trust * 0.8**3])
 
@@ -272,7 +286,11 @@ def test_nothing_known_means_nothing_added() -> None:
     gist = Gist(GistOptions("shared"), whole_layout(2), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0])
     correction = gist.correct(
-        held, GradientAccumulator(2, 2), np.zeros(2), np.ones(2, dtype=np.float32), step=np.ones(2, dtype=np.float32)
+        held,
+        GradientAccumulator(2, 2),
+        np.zeros(2),
+        np.ones(2, dtype=np.float32),
+        step=np.ones(2, dtype=np.float32),
     )
     assert correction.vector is None
     gist.keep(correction)
@@ -282,7 +300,13 @@ def test_nothing_known_means_nothing_added() -> None:
 def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0], fresh=False)
-    correction = gist.correct(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32))
+    correction = gist.correct(
+        held,
+        window([[3e38, 3e38]], [0]),
+        np.array([1.0, 0.0]),
+        None,
+        step=np.ones(2, dtype=np.float32),
+    )
     assert correction.vector is None
     gist.keep(correction)
     assert gist.ess == 0
@@ -318,7 +342,11 @@ def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     held = stored(before, after, [0] * len(before), fresh=False)
     correction = gist.correct(
-        held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32)
+        held,
+        window([[1.0, 1.0]] * 4, [0] * 4),
+        np.array([1.0, 0.0]),
+        None,
+        step=np.ones(2, dtype=np.float32),
     )
     assert correction.rho == pytest.approx(rho)
     assert correction.beta == pytest.approx(theta * 4 / (4 + len(before)))

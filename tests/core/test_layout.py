@@ -78,9 +78,7 @@ def test_a_weight_that_would_not_get_smaller_stays_whole() -> None:
 def test_ranks_nest() -> None:
     matrix = gradient(1)[:2400]
     low, high = (SketchedBlock((60, 40), rank, number=5) for rank in (3, 9))
-    (y, z), (more_y, more_z) = (
-        block.products(block.of_gradient(matrix)) for block in (low, high)
-    )
+    (y, z), (more_y, more_z) = (block.products(block.of_gradient(matrix)) for block in (low, high))
     assert np.allclose(y, more_y[:, :3]) and np.allclose(z, more_z[:7])
 
 
@@ -110,7 +108,9 @@ def test_every_backend_sketches_as_if_it_had_made_the_gradient(
     learner = learner_for(model, shape, 6, **options)
     rng = np.random.default_rng(0)
     batches = [
-        Batch(rng.standard_normal((n, *shape), dtype=np.float32), rng.integers(0, 6, n), np.arange(n))
+        Batch(
+            rng.standard_normal((n, *shape), dtype=np.float32), rng.integers(0, 6, n), np.arange(n)
+        )
         for n in (5, 3)
     ]
     models = [learner.initial(0), learner.initial(1)]

@@ -26,5 +26,7 @@ def test_a_packed_vector_is_near_the_one_it_stands_for(
 
 def test_random_rounding_loses_nothing_on_average() -> None:
     vector = np.array([1.0, 0.1234, -0.3017, 0.0])
-    mean = np.mean([unpack(pack(vector, "int8", seed), len(vector)) for seed in range(4000)], axis=0)
+    mean = np.mean(
+        [unpack(pack(vector, "int8", seed), len(vector)) for seed in range(4000)], axis=0
+    )
     np.testing.assert_allclose(mean, vector, atol=4e-4)

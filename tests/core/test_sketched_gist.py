@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.gist.codec import Encoding, pack, unpack
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
-from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder

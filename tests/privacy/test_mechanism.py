@@ -143,7 +143,7 @@ def test_sample_level_estimators_of_a_stream_never_run_out() -> None:
 def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -> None:
     strict, lenient = (
         guard(PrivacyOptions(epsilon=1.0)),
-        guard(PrivacyOptions(epsilon=1.0, resends=1)),
+        guard(PrivacyOptions(epsilon=1.0, retransmissions=1)),
     )
     for door in (strict, lenient):
         assert door.release(report(0), order(0)).local_gradient is not None

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.assembly import privacy_options
+from fedkeep.agent.assembly import parse_config
 from fedkeep.config.experiment import resolve
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gradient_exchange import SharedGist
 from fedkeep.core.participation import Participation
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
@@ -100,7 +99,7 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
         parse_fleet(fleet)
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
-        privacy_options({"epsilon": 8.0}, SharedGist())
+        parse_config({**fleet, "gist": {"mode": "shared"}})
 
 
 @pytest.mark.parametrize(

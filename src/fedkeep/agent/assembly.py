@@ -25,14 +25,13 @@ from fedkeep.agent.record import (
 from fedkeep.agent.sources import make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.aliases import current
+from fedkeep.config.device import build_device, build_memory_store
+from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
 from fedkeep.config.options import MetricsOptions, learner_of
-from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
+from fedkeep.config.presets import DEFAULT
 from fedkeep.core.bounds import check_range
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
-from fedkeep.core.gist import GistOptions
-from fedkeep.core.gradient_exchange import GradientExchange, gradient_exchange
-from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.protocols import DescribedState, Learner, Store
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
@@ -44,15 +43,13 @@ from fedkeep.core.state import (
     spec_parts,
     strip_prefix,
 )
-from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import State, StateSpec
 from fedkeep.core.velocity import VelocityMeter
-from fedkeep.core.weighting import UNCOORDINATED, Weighting
-from fedkeep.loading import find_component
 from fedkeep.privacy import accountant as ledger
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.release import ReleasePipeline, release_state_spec
-from fedkeep.tables import Table, build, merged, read_toml
+from fedkeep.tables import Table, build, read_toml
 
 assert (
     fedkeep.core.policies
@@ -61,9 +58,9 @@ log = logging.getLogger(__name__)
 _HOUR = 3600.0
 _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
-_ARRAY_HEAD_BYTES = 96
-"""What the file writes of an array beside its numbers, at most."""
-_POLICY_BYTES = 4096
+_ARRAY_HEAD_BYTES = 48
+"""What the file writes of an array beside its numbers, on average."""
+_POLICY_BYTES = 2048
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
@@ -101,6 +98,8 @@ class SampleOptions:
     """How they are stored; the models get float32."""
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    names: tuple[str, ...] = ()
+    """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 100.0
     """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
 
@@ -110,6 +109,11 @@ class SampleOptions:
         check_range(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if self.names and len(set(self.names)) != self.labels:
+            raise ValueError(
+                f"names must be {self.labels} different ones, one for each label, got "
+                f"{len(set(self.names))}"
+            )
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
                 f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}"
@@ -124,35 +128,30 @@ class AgentConfig:
     agent: AgentOptions
     samples: SampleOptions
     store: StoreOptions
-    device: DeviceOptions
-    after_use: AfterUse
-    weights: Weighting
-    gist: GistOptions
     metrics: MetricsOptions
-    policy_name: str
-    policy: SelectionPolicy
+    method: MethodConfig
+    """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
-    privacy: Table
+    accounted: bool
+    """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
-
-    @property
-    def exchange(self) -> GradientExchange:
-        """What the device and its server tell each other of gradients."""
-        return gradient_exchange(self.policy, self.gist, self.device.gradient_from)
 
     @property
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
-        dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
+        dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
         return SampleForm(
             dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
         )
 
 
 _OPTIONS: dict[str, Any] = {
-    field.name: field.type for field in fields(AgentConfig) if is_dataclass(field.type)
+    field.name: field.type
+    for field in fields(AgentConfig)
+    if is_dataclass(field.type) and field.name != "method"
 }
-_TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
+_METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
+_TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -164,41 +163,44 @@ def parse_config(table: Table) -> AgentConfig:
     """The tables of a configuration, checked.
 
     >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
-    >>> config.policy_name, config.store.budget, config.sources[0].name
+    >>> config.method.policy_name, config.store.budget, config.sources[0].name
     ('balanced-reservoir', 9000000, 'lines')
     """
     table = current(table)
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
-    preset, policy_name = (
-        str(table.get("preset", DEFAULT)),
-        str(table.get("policy", {}).get("name", DEFAULT_POLICY)),
-    )
-    table = merged(device_tables(preset, policy_name), table)
-    options = {name: build(kind, table.get(name, {}), name) for name, kind in _OPTIONS.items()}
-    keys = {key: value for key, value in table["policy"].items() if key != "name"}
-    policy = build(find_component(POLICIES, policy_name), keys, "policy")
-    if policy.unbounded:
+    _check_device_keys(table)
+    method = parse_method({key: table[key] for key in ("preset", *_METHOD) if key in table})
+    if method.policy.unbounded:
         raise ConfigError(
-            f"policy '{policy_name}' keeps everything, which no budget of bytes can hold"
+            f"policy '{method.policy_name}' keeps everything, which no budget of bytes can hold"
         )
-    if not policy.coordinated:
-        options["weights"] = UNCOORDINATED
+    options = {name: build(kind, table.get(name, {}), name) for name, kind in _OPTIONS.items()}
     sources = table.get("source", [])
     if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
         raise ConfigError("sources are written as [[source]], with two brackets")
     config = AgentConfig(
         **options,
-        preset=preset,
-        policy_name=policy_name,
-        policy=policy,
+        preset=str(table.get("preset", DEFAULT)),
+        method=method,
         model=dict(table.get("model", {})),
-        privacy=dict(table.get("privacy", {})),
+        accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
     config.form.codec()  # says whether what is asked of it can be
     return config
+
+
+def _check_device_keys(table: Table) -> None:
+    """Rejects keys of the method that a device does not read."""
+    if "capacity" in table_of(table, "storage"):
+        raise ConfigError(
+            "'storage.capacity' is an experiment's: an agent keeps what 'store.budget' holds"
+        )
+    for key in table_of(table, "estimator"):
+        if key != "name":
+            raise ConfigError(f"'estimator.{key}' is the server's: set it in fleet.toml")
 
 
 def assemble(config: AgentConfig) -> Agent:
@@ -206,16 +208,16 @@ def assemble(config: AgentConfig) -> Agent:
     shape, labels = config.samples.shape, config.samples.labels
     learner = learner_of(config.model, shape, labels)
     check_model(learner, shape, labels)
-    privacy = privacy_options(config.privacy, config.exchange)
+    privacy = config.method.privacy if config.accounted else None
     spec = _state_spec(config, learner, privacy)
     layout = plan(config.store, config.form, _state_bytes(spec))
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
-        decisions = DecisionLog(config.store.decisions, config.policy_name)
+        decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
-        device = _make_device(config, learner, privacy, store, layout.capacity)
+        device = _make_device(config, learner, store, layout.capacity)
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         damaged = bool(opened.file.damage)
@@ -233,52 +235,38 @@ def assemble(config: AgentConfig) -> Agent:
 def budget_for(config: AgentConfig, samples: int) -> int:
     """The smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = privacy_options(config.privacy, config.exchange)
+    privacy = config.method.privacy if config.accounted else None
     spec = _state_spec(config, learner, privacy)
     return least_budget(config.store, config.form, _state_bytes(spec), samples)
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.policy, config.samples.labels)
-    none = np.zeros(regions.count, dtype=np.int64)
-    return MemoryStore(none, config.after_use, bends=config.device.quotas == "soft")
+    regions = regions_for(config.method.policy, config.samples.labels)
+    return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
 
 
-def _make_device(
-    config: AgentConfig,
-    learner: Learner,
-    privacy: PrivacyOptions | None,
-    store: Store,
-    capacity: int,
-) -> Device:
-    regions = regions_for(config.policy, config.samples.labels)
-    return Device(
+def _make_device(config: AgentConfig, learner: Learner, store: Store, capacity: int) -> Device:
+    regions = regions_for(config.method.policy, config.samples.labels)
+    return build_device(
+        config.method,
         learner,
-        config.policy,
         capacity=capacity,
         sample_shape=config.samples.shape,
         labels=config.samples.labels,
         regions=regions,
         store=store,
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
-        weighting=config.weights,
-        options=config.device,
-        gist=config.gist,
-        # Each sample's gradient is clipped before it is sent, as the noise needs it.
-        clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
         seed=config.agent.seed,
     )
 
 
-def _state_spec(
-    config: AgentConfig, learner: Learner, privacy: PrivacyOptions | None
-) -> StateSpec:
+def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions | None) -> StateSpec:
     """Describe all that is committed besides samples and decisions.
 
     It is in every whole commit: with each participation, and at most once a minute between two,
     where only arrays that changed are written.
     """
-    device = _make_device(config, learner, privacy, _memory_store(config), capacity=1)
+    device = _make_device(config, learner, _memory_store(config), capacity=1)
     parts: dict[str, DescribedState] = {
         "device": device,
         "clock": AgeClock(),
@@ -291,22 +279,6 @@ def _state_spec(
 
 def _state_bytes(spec: StateSpec) -> int:
     return spec_bytes(spec) + _ARRAY_HEAD_BYTES * len(spec) + _POLICY_BYTES
-
-
-def privacy_options(table: Table, exchange: GradientExchange) -> PrivacyOptions | None:
-    """Read the table `[privacy]`, if there is one.
-
-    Raises
-    ------
-    ConfigError
-        If single samples shall be protected in vectors that hold a sample many times.
-    """
-    if not table:
-        return None
-    options = build(PrivacyOptions, table, "privacy")
-    if options.counts_samples:
-        exchange.check_sample_privacy()
-    return options
 
 
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:

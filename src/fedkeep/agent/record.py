@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
+from fedkeep.config.canonical import present_name, stored_name
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
@@ -33,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
 _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
-_COUNTER_BYTES = 2048
+_COUNTER_BYTES = 1024
 """More than the counts by name ever take as text."""
 REMEMBERED = 512
 """Ids that were erased last."""
@@ -301,7 +302,7 @@ class DecisionLog:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
         self._written = self._refusals = 0
-        self.policy, self._policy = policy, policy.encode()[:16]
+        self.policy, self._policy = policy, stored_name("policy", policy).encode()[:16]
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         self._rows[self._written % len(self._rows)] = (
@@ -338,9 +339,10 @@ class DecisionLog:
             score, floor = (None if np.isnan(value) else value for value in scores)
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
-            reasons.append(
-                Reason(known, name, label, score, floor, gone, model, policy.decode(), wall)
-            )
+            # Rows hold the first 16 bytes of a policy's name.
+            by = self.policy if policy == self._policy else policy.decode()
+            by = present_name("policy", by)
+            reasons.append(Reason(known, name, label, score, floor, gone, model, by, wall))
         return reasons
 
     def forget(self, ids: IntArray) -> None:

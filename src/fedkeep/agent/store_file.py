@@ -154,7 +154,8 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
 
     def cells(capacity: int) -> int:
         ranks = -(-RANKS[form.discounts].itemsize * capacity // payload) + capacity // 64 + 1
-        chunks = -(-options.decisions // CHUNK) + reserve(capacity) // CHUNK + 2
+        # Twice: between two whole commits every chunk of the log may change.
+        chunks = 2 * -(-options.decisions // CHUNK)
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
         return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
 

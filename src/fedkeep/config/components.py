@@ -3,13 +3,14 @@
 from typing import Any
 
 import fedkeep.core.policies
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS
 from fedkeep.core.planning.greedy import COORDINATORS
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.regions import Regions
 from fedkeep.core.registry import Registry
 from fedkeep.data import PARTITIONS, TASKS
 from fedkeep.loading import find_component
+from fedkeep.solvers import Hierarchical, KMeans
 
 assert fedkeep.core.policies  # importing them is what registers them
 
@@ -17,12 +18,16 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "policy": POLICIES,
     "task": TASKS,
     "coordinator": COORDINATORS,
+    "aggregation": AGGREGATORS,
     "partition": PARTITIONS,
 }
 """By the table of an experiment that they stand in."""
-AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", base=Aggregation)
-REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("assign",))
-"""Of both, those of one's own; fedkeep's own go by the table's `name`."""
+REGIONS: Registry[type[Regions]] = Registry(
+    "division into regions",
+    {"k-means": KMeans, "hierarchical": Hierarchical},
+    methods=("assign",),
+)
+"""Beside `label`, which is the default."""
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:

@@ -18,8 +18,10 @@ from fedkeep.config.method import (
     method_parts,
     named,
     parts_of,
+    reject_keys,
     with_preset,
 )
+from fedkeep.config.methods import method_tables
 from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.regions import Regions
@@ -37,6 +39,8 @@ _DATA_TABLES: dict[str, type[Any]] = {
 }
 TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
 """The tables of an experiment whose keys are always the same."""
+_DEPLOYED_KEYS = {"privacy": {"sum_threshold", "min_cohort", "members", "member_key", "public_key"}}
+"""Keys of a method that no simulation reads."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
 
 
@@ -53,6 +57,11 @@ class Experiment(Method):
     label: str
     """What tables and legends call the method."""
 
+    @classmethod
+    def from_table(cls, table: Table) -> "Experiment":
+        """Resolve the tables of a single run; see `resolve`."""
+        return resolve(table)
+
     def resolved(self) -> Table:
         """Every option with its value, as plain data."""
         data = {key: dataclasses.asdict(getattr(self, key)) for key in ("task", *_DATA_TABLES)}
@@ -67,7 +76,7 @@ class Experiment(Method):
         It is the hash of the frozen canonical form (`config.canonical`): an option that is added,
         renamed, or gets another default leaves the hashes of finished runs as they are.
         """
-        keys = ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES)
+        keys = ("task", "policy", "coordinator", "aggregation", *METHOD_TABLES, *_DATA_TABLES)
         return canonical.digest(self, {key: getattr(self, key) for key in keys})
 
 
@@ -113,16 +122,25 @@ def resolve(table: Table) -> Experiment:
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
-    table = with_preset(table)
-    method, (name, options) = method_parts(table), named(table, "task")
+    reject_keys(table, _DEPLOYED_KEYS, "is for deployed devices: remove it from the experiment")
+    name, options = named(table, "task")
+    task = find_component(TASKS, name)
+    table = _with_rate_of(task, with_preset(table))
+    method = method_parts(table)
     data, own = parts_of(_DATA_TABLES, table)
     method["names"] |= {"task": name, **own}
     return Experiment(
-        task=build(find_component(TASKS, name), options, "task"),
+        task=build(task, options, "task"),
         label=str(table.get("label", method["names"]["policy"])),
         **method,
         **data,
     )
+
+
+def _with_rate_of(task: type[Task], table: Table) -> Table:
+    """Return the table with the task's own learning rate, where it has one and none is set."""
+    rate = getattr(task, "learning_rate", None)
+    return table if rate is None else merged({"train": {"learning_rate": rate}}, table)
 
 
 @dataclass(frozen=True)
@@ -165,6 +183,8 @@ def expand(table: Table) -> list[RunSpec]:
     """
     table = current(table)
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
+    if isinstance(methods, list):
+        methods = method_tables(map(str, methods))
     if not isinstance(sweep, dict) or not isinstance(methods, dict):
         raise ConfigError("'sweep' and 'methods' must be tables")
     sweep = dict(flat(sweep))

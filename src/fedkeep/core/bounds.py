@@ -11,7 +11,7 @@ def check_range(
     most: float = inf,
     below: float | None = None,
 ) -> None:
-    """Raises where one of these fields is out of its bounds; None is in all of them, NaN in none.
+    """Check that these fields are in their bounds; None is in all of them, NaN in none.
 
     >>> from types import SimpleNamespace
     >>> check_range(SimpleNamespace(rounds=0, dropout=0.5), "rounds", "dropout", least=0, below=1)

@@ -64,7 +64,8 @@ class StoreRules:
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
     quotas: Literal["soft", "hard"] = "soft"
-    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the paper."""
+    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the
+    paper."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", least=1)
@@ -414,9 +415,7 @@ class Device:
             "assignment.mass_per_slot": ArraySpec((), np.float64, optional=True),
         }
 
-    def repair(
-        self, found: State, held: Sequence[int], next_arrival: int
-    ) -> RepairedState:
+    def repair(self, found: State, held: Sequence[int], next_arrival: int) -> RepairedState:
         """Complete a state that may be damaged, of other options, or behind the store.
 
         Parameters
@@ -441,7 +440,9 @@ class Device:
             fitting = drop_learned(fitting, spec)
             notes.append("the model has another size than before: what was learned begins anew")
         state, lost = complete_parts(self._parts, fitting)
-        rest = {name: array for name, array in fitting.items() if name not in spec_parts(self._parts)}
+        rest = {
+            name: array for name, array in fitting.items() if name not in spec_parts(self._parts)
+        }
         state |= rest
         if "counters" not in state:
             state["counters"] = spec["counters"].fresh()
@@ -456,7 +457,7 @@ class Device:
         return RepairedState(state, tuple(sorted({*lost, *misfits})), tuple(notes))
 
     def _repair_plan(self, state: State) -> list[str]:
-        """Drop a plan that is incomplete or too large, and a division of slots that is not whole."""
+        """Drop a plan that is incomplete or too large, and slots that do not add up."""
         notes = []
         plan = strip_prefix("assignment", state)
         dropped = len(plan) < len(fields(Assignment))

@@ -64,7 +64,7 @@ class GradientSender:
             The gradients of all arrivals under the model that the device had.
         """
 
-    def message(self, gist: Gist | None) -> tuple[Vector | None, int]:
+    def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
         """Give the vector to send and the number of samples behind it."""
         return None, 0
 
@@ -92,15 +92,18 @@ class LocalGradientSender(GradientSender):
 
     @property
     def parts(self) -> dict[str, DescribedState]:
+        """Give the stateful parts."""
         if self._clipped is None:
             return {"estimator": self._estimator}
         return {"estimator": self._estimator, "told": self._clipped}
 
     def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
+        """Count arrivals in the clipped sum."""
         if self._clipped is not None:
             self._clipped.add(measurements, regions)
 
     def settle(self, accepted_round: int | None) -> None:
+        """Drop the pending estimate if the server has accepted it."""
         self._estimator.settle(accepted_round)
 
     def prepare(
@@ -110,15 +113,18 @@ class LocalGradientSender(GradientSender):
         batch: Batch,  # noqa: ARG002
         arrivals: GradientAccumulator,
     ) -> None:
+        """Fix what is to be sent."""
         counted = arrivals if self._clipped is None else self._clipped
         self._estimator.freeze(counted, order.round)
         if self._clipped is not None:
             self._clipped.clear()
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
+        """Give the vector to send and the number of samples behind it."""
         return self._estimator.pending
 
     def reset(self) -> None:
+        """Drop what was summed up."""
         self._estimator.drop()
         if self._clipped is not None:
             self._clipped.clear()
@@ -137,14 +143,17 @@ class StoredGradientSender(GradientSender):
         batch: Batch,
         arrivals: GradientAccumulator,  # noqa: ARG002
     ) -> None:
+        """Fix what is to be sent."""
         self._message = (
             (probe.measure(batch).mean_gradient(), len(batch)) if len(batch) else (None, 0)
         )
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:  # noqa: ARG002
+        """Give the vector to send and the number of samples behind it."""
         return self._message
 
     def reset(self) -> None:
+        """Drop what was summed up."""
         self._message = (None, 0)
 
 
@@ -168,9 +177,11 @@ class GistSender(GradientSender):
         batch: Batch,  # noqa: ARG002
         arrivals: GradientAccumulator,
     ) -> None:
+        """Fix what is to be sent."""
         self._count = arrivals.count if self._clip is None else 1
 
     def message(self, gist: Gist | None) -> tuple[Vector | None, int]:
+        """Give the vector to send and the number of samples behind it."""
         vector = None if gist is None else gist.vector()
         if vector is None:
             return None, 0
@@ -183,6 +194,8 @@ class GistSender(GradientSender):
 class GradientExchange(ABC):
     """What devices and server tell each other of gradients, beside the models."""
 
+    sent: ClassVar[str]
+    """What leaves a device beside its profile, in words."""
     corrects_drift: ClassVar[bool] = False
     """Whether the fleet's vector comes back to turn local steps towards the fleet."""
 
@@ -204,7 +217,9 @@ class GradientExchange(ABC):
             The sensitivity that the noise of differential privacy is made for; None without noise.
         """
 
-    def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:
+    def estimator(
+        self, name: str, max_age: int | None = None, *, normalise: bool = True
+    ) -> GlobalEstimator:
         """Make the server's half, which merges what devices send (Eq. 8).
 
         Parameters
@@ -213,13 +228,18 @@ class GradientExchange(ABC):
             `estimator.name` of a configuration; `exact` is given from elsewhere, by an oracle.
         max_age : int, optional
             Rounds after which what a device sent no longer counts.
+        normalise : bool
+            Whether Eq. 8 is divided by the weight that it covers, or by that of the whole fleet.
         """
-        return GivenEstimator() if name == "exact" else global_estimator(name, max_age)
+        if name == "exact":
+            return GivenEstimator()
+        return global_estimator(name, max_age, normalise=normalise)
 
     def fleet_gradient(self, order: TrainOrder) -> Vector | None:  # noqa: ARG002
         """Give the vector of an order towards which local steps turn; None if they do not."""
         return None
 
+    @abstractmethod
     def check_sample_privacy(self) -> None:
         """Refuse noise for single samples where a sample is in the vectors of many rounds.
 
@@ -234,11 +254,24 @@ class GradientExchange(ABC):
 class NoExchange(GradientExchange):
     """Models alone travel, as in federated averaging."""
 
+    sent = "models"
+
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
+        """Make the device's half."""
         return GradientSender()
 
-    def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:  # noqa: ARG002
+    def estimator(
+        self,
+        name: str,  # noqa: ARG002
+        max_age: int | None = None,  # noqa: ARG002
+        *,
+        normalise: bool = True,  # noqa: ARG002
+    ) -> GlobalEstimator:
+        """Make the server's half."""
         return GivenEstimator()
+
+    def check_sample_privacy(self) -> None:
+        """Refuse nothing: no gradient is sent."""
 
 
 @dataclass(frozen=True)
@@ -255,17 +288,20 @@ class LocalGradients(GradientExchange):
     Gong et al., ODE, WWW 2023, Eqs. 7 and 8.
     """
 
+    sent = "models and local gradients"
     source: GradientSource = "arrivals"
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:
+        """Make the device's half."""
         if self.source == "stored":
             return StoredGradientSender()
         return LocalGradientSender(learner.gradient_size, regions, clip)
 
     def check_sample_privacy(self) -> None:
+        """Refuse noise for single samples."""
         if self.source == "stored":
             raise ConfigError(
-                "mean gradients of stored samples tell of a sample in many rounds:"
+                "mean gradients of stored samples send a sample many times:"
                 " set privacy.unit = 'device'"
             )
 
@@ -284,19 +320,24 @@ class SharedGist(GradientExchange):
     docs/gist.md
     """
 
+    sent = "models and gists"
     corrects_drift = True
     options: GistOptions = GistOptions("shared")
 
     def size(self, learner: Learner) -> int:
+        """Give the length of the vectors."""
         return self.options.layout(learner).size
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
+        """Make the device's half."""
         return GistSender(clip)
 
     def fleet_gradient(self, order: TrainOrder) -> Vector | None:
+        """Give the order's vector, towards which local steps turn."""
         return order.direction
 
     def check_sample_privacy(self) -> None:
+        """Refuse noise for single samples."""
         raise ConfigError(
             "a shared gist tells of a sample in many rounds:"
             " set privacy.unit = 'device', or gist.mode = 'local'"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.core.gist import Correction, StoredGradients
+from fedkeep.core.gist import Correction, Gist, StoredGradients
 from fedkeep.core.protocols import GradientProbe, PerSampleGradients, Stored, TrainingJob
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import Report, TrainOrder, Vector
@@ -76,6 +76,11 @@ class Participation:
         self._gradients: StoredGradients | None = None
         self._after: PerSampleGradients | None = None
 
+    @property
+    def gradients(self) -> StoredGradients | None:
+        """What is stored, as measured under the old model and the new; None without a gist."""
+        return self._gradients
+
     def prepare(self) -> TrainingJob:
         """Follow the order up to the training itself.
 
@@ -115,28 +120,38 @@ class Participation:
         self._probe = device.learner.probe(order.model)
         self._after = after
         device.sender.prepare(order, self._probe, batch, device.window)
+        if device.gist is not None and device.probe is not None:
+            self._correct_by(device.gist, device.probe, before)
+        if device.window.size:
+            device.window.clear()
+
+    def _correct_by(
+        self, gist: Gist, old_model: GradientProbe, before: PerSampleGradients | None
+    ) -> None:
+        """Compute the correction; there is none where the stored samples weigh nothing."""
+        device, batch = self.device, self.job.batch
         total = float(self.job.weights.sum())
-        if device.gist is not None and device.probe is not None and total > 0:
-            if before is None:
-                before = device.probe.measure(batch)
-            if self._after is None:
-                self._after = self._probe.measure(batch)
-            self._gradients = StoredGradients(
-                self.job.weights / total,
-                self._stored.regions,
-                self._stored.uses == 0,
-                before,
-                self._after,
-            )
-            correction = device.gist.correct(
-                self._gradients,
-                device.window,
-                device.label_shares(),
-                device.exchange.fleet_gradient(order),
-                self._model_step(),
-            )
-            self._add(correction)
-        device.window.clear()
+        if total <= 0:
+            return
+        if before is None:
+            before = old_model.measure(batch)
+        if self._after is None:
+            self._after = self._probe.measure(batch)
+        self._gradients = StoredGradients(
+            self.job.weights / total,
+            self._stored.regions,
+            self._stored.uses == 0,
+            before,
+            self._after,
+        )
+        correction = gist.correct(
+            self._gradients,
+            device.window,
+            device.label_shares(),
+            device.exchange.fleet_gradient(self.order),
+            self._model_step(),
+        )
+        self._add(correction)
 
     @cached_property
     def next_model(self) -> Vector | None:

@@ -1,4 +1,4 @@
-"""What a policy may make of past measurements, of which `ScoringContext` gives as many as it asks for."""
+"""Percentiles of past measurements, for policies."""
 
 import numpy as np
 
@@ -6,7 +6,9 @@ from fedkeep.core.types import FloatArray, Scores
 
 
 def percentile(windows: FloatArray, q: float) -> Scores:
-    """The q-th percentile of each row, NaN left out; infinite where a row is empty, so that nothing exceeds it.
+    """Take the q-th percentile of each row, NaN left out.
+
+    It is infinite where a row is empty, so that nothing exceeds it.
 
     >>> percentile(np.array([[1.0, 2.0, 9.0], [np.nan, 2.0, 4.0], [np.nan] * 3]), 50)
     array([ 2.,  3., inf])

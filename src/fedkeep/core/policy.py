@@ -19,8 +19,9 @@ from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray, Scores, S
 class ScoringContext:
     """All that a policy may know of the device when it scores a batch.
 
-    The same view serves arrivals and, after a new model, the samples already stored: then `previous` holds the
-    scores they have, and past measurements are looked at without being added to.
+    The same view serves arrivals and, after a new model, the samples already stored: then
+    `previous` holds the scores they have, and past measurements are looked at without being added
+    to.
     """
 
     measurements: PerSampleGradients
@@ -34,7 +35,8 @@ class ScoringContext:
     stored_ids: IntArray
     capacity: int
     memory: State
-    """Past measurements, kept by the device so that chunking cannot matter; as many as are asked for."""
+    """Past measurements, kept by the device so that chunking cannot matter; as many as are asked
+    for."""
     previous: Scores | None = None
 
     @cached_property
@@ -43,7 +45,10 @@ class ScoringContext:
         return self.keys()
 
     def history(self, k: int, quantity: str = "losses") -> FloatArray:
-        """The k measurements before each sample, (n, k), padded with NaN: "losses", "norms" or "head_norms"."""
+        """Give the k measurements before each sample, (n, k), padded with NaN.
+
+        `quantity` is "losses", "norms" or "head_norms".
+        """
         key = f"window/{quantity}/{k}"
         values: Scores = getattr(self.measurements, quantity)()
         tail = self.memory.get(key, np.full(k, np.nan))
@@ -54,7 +59,7 @@ class ScoringContext:
         return sliding_window_view(joined, k)[: len(values)]
 
     def running_max(self, quantity: str = "losses") -> Scores:
-        """The largest measurement up to and including each sample."""
+        """Give the largest measurement up to and including each sample."""
         key = f"max/{quantity}"
         values: Scores = getattr(self.measurements, quantity)()
         peak = self.memory.get(key, np.array([-np.inf]))
@@ -65,7 +70,7 @@ class ScoringContext:
         return peaks[1:]
 
     def running_mean(self, quantity: str = "norms") -> Scores:
-        """The mean of all measurements up to and including each sample."""
+        """Average all measurements up to and including each sample."""
         key = f"mean/{quantity}"
         values: Scores = getattr(self.measurements, quantity)()
         total, count = self.memory.get(key, np.zeros(2))
@@ -77,12 +82,14 @@ class ScoringContext:
         return np.asarray(totals[1:] / counts[1:])
 
     def nearly_empty(self, few: int) -> bool:
-        """Whether samples come in while at most `few` are stored."""
+        """Tell whether samples come in while at most `few` are stored."""
         return self.previous is None and len(self.stored_ids) <= few
 
 
 class SelectionPolicy(ABC):
-    """One file, one `score` method; dataclass fields become keys of `[policy]` in an experiment's TOML.
+    """How samples are scored: one file, one `score` method.
+
+    Its dataclass fields become keys of `[policy]` in an experiment's TOML.
 
     >>> @dataclass(frozen=True)
     ... class Young(SelectionPolicy):
@@ -99,20 +106,22 @@ class SelectionPolicy(ABC):
     coordinated: ClassVar[bool] = False
     """Whether the server divides the labels among the devices by default."""
     balanced: ClassVar[bool] = False
-    """Whether a device divides its slots among the labels by itself, by what it has seen of each."""
+    """Whether a device divides its slots among the labels by itself, by what it has seen of
+    each."""
     fair: ClassVar[bool] = False
-    """Whether what is kept of a label is a fair sample of what came of it: a gist then learns from it as well."""
+    """Whether what is kept of a label is a fair sample of what came of it: a gist then learns from
+    it as well."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
 
     @property
     def sequential(self) -> bool:
-        """Whether a score depends on what is stored at that moment, so that samples must come one by one."""
+        """Whether a score depends on what is stored, so that samples must come one by one."""
         return False
 
     @abstractmethod
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
-        """One number per sample; it may not depend on how the stream is cut into batches."""
+        """Give one number per sample, however the stream is cut into batches."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,7 @@ class FilteringPolicy(SelectionPolicy):
 
     @property
     def sequential(self) -> bool:
+        """Whether samples must be scored one by one."""
         return self.variant == "authors"
 
 
@@ -133,12 +143,12 @@ POLICIES: Registry[type[SelectionPolicy]] = Registry("policy", base=SelectionPol
 
 @dataclass_transform(frozen_default=True)
 def policy(name: str) -> Callable[[Registered], Registered]:
-    """Registers a policy under its name in TOML files and tables, and makes it a frozen dataclass."""
+    """Register a policy under its name, and make it a frozen dataclass."""
     return POLICIES.register(name)
 
 
 def checked_scores(policy: SelectionPolicy, batch: Batch, view: ScoringContext) -> Scores:
-    """What the policy says of the batch; of one's own it is made sure that this is one number a sample."""
+    """Ask the policy for scores, and check those of a user-defined one."""
     if type(policy).__module__.startswith("fedkeep."):
         return policy.score(batch, view)
     name = type(policy).__name__
@@ -155,7 +165,8 @@ def checked_scores(policy: SelectionPolicy, batch: Batch, view: ScoringContext) 
     ):
         given = f"shape {scores.shape}" if isinstance(scores, np.ndarray) else type(scores).__name__
         raise FedkeepError(
-            f"the policy {name} must give one number a sample, an array of {len(batch)}; it gave {given}"
+            f"the policy {name} must give one number a sample,"
+            f" an array of {len(batch)}; it gave {given}"
         )
     if (
         np.isnan(scores).any() and not np.isnan(view.measurements.losses()).any()
@@ -167,7 +178,7 @@ def checked_scores(policy: SelectionPolicy, batch: Batch, view: ScoringContext) 
 
 
 def refuse_where(refused: BoolArray, scores: Scores) -> Scores:
-    """The scores, with -inf where `refused`.
+    """Set the scores to -inf where `refused`.
 
     >>> refuse_where(np.array([True, False]), np.array([0.9, 0.1]))
     array([-inf,  0.1])

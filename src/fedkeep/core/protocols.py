@@ -24,31 +24,35 @@ if TYPE_CHECKING:
 
 
 class PerSampleGradients(Protocol):
-    """One batch seen under one frozen model; each quantity is computed when first asked for, then kept.
+    """One batch seen under one frozen model; quantities are computed when first asked for.
 
-    "Gradient" is the gradient of a sample's loss by the valued parameters: all of them, or the last layers only.
+    "Gradient" is the gradient of a sample's loss by the valued parameters: all of them, or the last
+    layers only.
     """
 
     def losses(self) -> Scores:
-        """l(w, x, y) per sample."""
+        """Give l(w, x, y) per sample."""
 
     def projections(self, direction: Vector) -> Scores:
-        """<grad l(w, x, y), direction> per sample (Eq. 6), never by way of an (n, P) matrix."""
+        """Give <grad l(w, x, y), direction> per sample (Eq. 6), without an (n, P) matrix."""
 
     def inner(self, other: "PerSampleGradients") -> Scores:
-        """<grad l(w, x, y), grad l(w', x, y)> per sample; `other` is this batch under w', by the same learner."""
+        """Give <grad l(w, x, y), grad l(w', x, y)> per sample.
+
+        `other` is this batch under w', by the same learner.
+        """
 
     def norms(self) -> Scores:
-        """||grad l(w, x, y)|| per sample."""
+        """Give ||grad l(w, x, y)|| per sample."""
 
     def head_norms(self) -> Scores:
-        """The same norms over the last layer only: what importance sampling by upper bound uses."""
+        """Give the same norms over the last layer only."""
 
     def mean_gradient(self) -> Vector:
-        """The mean over the batch of the samples' gradients (Eq. 7)."""
+        """Average the samples' gradients over the batch (Eq. 7)."""
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        """The same mean with each gradient multiplied by its sample's weight: sum_i w_i grad_i / n."""
+        """Average the gradients, each times its sample's weight: sum_i w_i grad_i / n."""
 
     def sketched_gradient(self, layout: "GradientLayout", weights: Scores) -> Vector:
         """Compute `weighted_gradient` in a layout.
@@ -58,28 +62,30 @@ class PerSampleGradients(Protocol):
         return layout.of_gradient(self.weighted_gradient(weights))
 
     def activations(self) -> AnyArray:
-        """The inputs of the last layer, (n, d): a space in which regions can be drawn."""
+        """Give the inputs of the last layer, (n, d): a space in which regions can be drawn."""
 
 
 class GradientProbe(Protocol):
     """A frozen model that measures samples."""
 
-    def measure(self, batch: Batch) -> PerSampleGradients: ...
+    def measure(self, batch: Batch) -> PerSampleGradients:
+        """Measure a batch under the model."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """What one device trains on: its samples, what each counts, the seed of its mini-batches, what mends its steps."""
+    """What one device trains on: samples, weights, the mini-batches' seed, a correction."""
 
     batch: Batch
     weights: FloatArray
     seed: int
     correction: Vector | None = None
-    """Added to the gradient of every local step, over the valued parameters, which stand last; None: nothing."""
+    """Added to the gradient of every local step, over the valued parameters, which stand last;
+    None: nothing."""
 
 
 class Learner(Protocol):
-    """An architecture and its loss; models are flat vectors, so that the core needs to know neither."""
+    """An architecture and its loss, of which the core knows neither: models are flat vectors."""
 
     @property
     def size(self) -> int:
@@ -87,37 +93,42 @@ class Learner(Protocol):
 
     @property
     def gradient_size(self) -> int:
-        """The length of a direction: P, or fewer where only the last layers are valued ("simplified")."""
+        """The length of a gradient: P, or fewer where only the last layers are valued."""
 
     def tail(self, layers: int | None) -> int:
-        """How many parameters the last `layers` valued layers have; None: all that are valued."""
+        """Count the parameters of the last `layers` valued layers; None: all that are valued."""
 
     def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
         """Give the shapes of these parameters, in the order in which they are flattened."""
 
-    def initial(self, seed: int) -> Vector: ...
+    def initial(self, seed: int) -> Vector:
+        """Make a first model."""
 
-    def probe(self, model: Vector) -> GradientProbe: ...
+    def probe(self, model: Vector) -> GradientProbe:
+        """Freeze a model to measure under."""
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
-        """Weighted local SGD from `model` (Eq. 12); a step whose samples all weigh nothing is none."""
+        """Train by weighted local SGD from `model` (Eq. 12).
+
+        A step whose samples all weigh nothing is none.
+        """
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        """Class scores, (n, classes)."""
+        """Compute class scores, (n, classes)."""
 
 
 class FleetLearner(Learner, Protocol):
-    """A learner that serves all participants of a round in one call, batched where that is faster than a loop."""
+    """A learner that serves all participants of a round in one call."""
 
     def measure_many(
         self, models: Sequence[Vector], batches: Sequence[Batch]
     ) -> Sequence[PerSampleGradients]:
-        """`probe(model).measure(batch)` for each pair."""
+        """Measure as `probe(model).measure(batch)` does, for each pair."""
 
     def train_many(
         self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
     ) -> list[Vector]:
-        """`train` from the same model for each job."""
+        """Train as `train` does, from the same model for each job."""
 
 
 class OfferResult(IntEnum):
@@ -133,10 +144,12 @@ class OfferResult(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The fates of an offered batch: per sample its OfferResult, the id it displaced (-1: none), its score and that to beat.
+    """The fates of an offered batch.
 
-    A stored sample that comes again and is refused leaves: it displaces itself. The score to beat is NaN where the slot
-    had room.
+    Per sample: its OfferResult, the id it displaced (-1: none), its score and that to beat.
+
+    A stored sample that comes again and is refused leaves: it displaces itself. The score to beat
+    is NaN where the slot had room.
     """
 
     fates: IntArray
@@ -146,6 +159,7 @@ class Outcome:
 
     @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
+        """Put the outcomes of several batches together."""
         columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
         return Outcome(*map(np.concatenate, columns))
 
@@ -180,21 +194,28 @@ class DescribedState(Stateful, Protocol):
 
 
 class Store(DescribedState, Protocol):
-    """A bounded top-k per region: the highest scores stay, the newest wins ties, -inf is refused."""
+    """A bounded top-k per region: the highest scores stay, the newest wins ties.
+
+    A score of -inf is refused.
+    """
 
     def configure(self, quotas: IntArray) -> list[int]:
-        """Sets the slots of each region; the ids of what no longer fits and was dropped, lowest first."""
+        """Set the slots of each region; gives the ids of what was dropped, lowest first."""
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
-        """Offers samples in order; the result does not depend on how a stream is cut into batches."""
+        """Offer samples in order, however a stream is cut into batches."""
 
-    def stored(self) -> Stored: ...
+    def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first."""
 
     def rescore(self, scores: Scores) -> list[int]:
-        """New scores for all that is stored, in the order of `stored()`; -inf drops a sample, whose id is returned."""
+        """Set new scores for all that is stored, in the order of `stored()`.
+
+        A score of -inf drops a sample, whose id is returned.
+        """
 
     def mark_used(self, ids: IntArray) -> None:
-        """These have been trained on once more, as far as they are still stored."""
+        """Count one more use of these samples, as far as they are still stored."""
 
     def expire(self, before: int) -> None:
-        """Samples that arrived before arrival number `before` make way for any newcomer."""
+        """Let samples older than arrival number `before` make way for any newcomer."""

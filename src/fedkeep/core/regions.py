@@ -1,4 +1,4 @@
-"""How the distribution is divided: store and plan speak of regions, and the label is the default one."""
+"""How the distribution is divided into regions, for store and plan; by label by default."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,19 +18,20 @@ class Regions(Protocol):
         """Y, the number of regions."""
 
     def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:
-        """The region of each sample, (n,), in 0 .. count - 1."""
+        """Give the region of each sample, (n,), in 0 .. count - 1."""
 
 
 @dataclass(frozen=True)
 class LabelRegions:
-    """A region for each label, as in the paper; a single one for everything where there is no coordination."""
+    """A region for each label, as in the paper; one for everything without coordination."""
 
     count: int
 
     def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:  # noqa: ARG002 - nothing to measure
+        """Give the region of each sample, (n,)."""
         return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 
 def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
-    """Labels, where slots are divided among them, by a plan or by the device; else one region for everything."""
+    """Choose labels where a plan or the device divides slots among them; else one region."""
     return LabelRegions(labels if policy.coordinated or policy.balanced else 1)

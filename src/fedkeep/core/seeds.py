@@ -11,14 +11,14 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit reaches every output bit."""
+    """Mix as the finaliser of SplitMix64: every input bit reaches every output bit."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def uniform_keys(seed: int, counters: IntArray) -> Scores:
-    """One uniform number in [0, 1) per counter: the same for the same seed and counter, however they are batched.
+    """Draw one uniform number in [0, 1) per counter, by seed and counter alone.
 
     >>> uniform_keys(7, np.array([3, 4])).round(3).tolist()
     [0.549, 0.604]
@@ -32,7 +32,7 @@ def uniform_keys(seed: int, counters: IntArray) -> Scores:
 
 
 def child_seed(seed: int, *path: int | str) -> int:
-    """A seed for a named purpose under `seed`.
+    """Derive a seed for a named purpose under `seed`.
 
     >>> child_seed(7, "device", 42) == child_seed(7, "device", 42) != child_seed(7, "device", 43)
     True
@@ -42,9 +42,10 @@ def child_seed(seed: int, *path: int | str) -> int:
 
 
 def generator(seed: int, *path: int | str) -> "np.random.Generator":
-    """A numpy generator for a named purpose under `seed`.
+    """Make a numpy generator for a named purpose under `seed`.
 
-    >>> generator(7, "select", 0).permutation(5).tolist() == generator(7, "select", 0).permutation(5).tolist()
+    >>> one, other = (generator(7, "select", 0) for _ in range(2))
+    >>> one.permutation(5).tolist() == other.permutation(5).tolist()
     True
     """
     return np.random.default_rng(child_seed(seed, *path))

@@ -1,4 +1,4 @@
-"""What a device keeps of its stream: scores, the store's best, slots by plan or by share (step 3)."""
+"""What a device keeps of its stream: the best by score, slots by plan or by share (step 3)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -192,7 +192,7 @@ class Selection:
 
     @property
     def divides(self) -> bool:
-        """Whether the device allocates its slots by itself: by policy, or before there is a plan."""
+        """Whether the device allocates its slots itself: by policy, or before there is a plan."""
         return self._policy.balanced or self.assignment is None
 
     def assign(self, assignment: Assignment) -> None:

@@ -1,4 +1,4 @@
-"""Snapshots of several parts side by side in one flat dictionary, and what each part says of its arrays."""
+"""Snapshots of several parts in one flat dictionary, and the forms of their arrays."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -78,9 +78,7 @@ def spec_parts(parts: Mapping[str, DescribedState]) -> StateSpec:
     }
 
 
-def complete_parts(
-    parts: Mapping[str, DescribedState], state: State
-) -> tuple[State, list[str]]:
+def complete_parts(parts: Mapping[str, DescribedState], state: State) -> tuple[State, list[str]]:
     """Complete a state of several parts: a part of which an array is missing begins anew.
 
     Returns
@@ -92,9 +90,7 @@ def complete_parts(
     missing: list[str] = []
     for name, part in parts.items():
         spec, own = part.state_spec(), strip_prefix(name, state)
-        needed = {
-            key for key, form in spec.items() if not form.optional and not key.endswith("*")
-        }
+        needed = {key for key, form in spec.items() if not form.optional and not key.endswith("*")}
         if not needed <= own.keys():
             missing += [f"{name}.{key}" for key in needed - own.keys()]
             own = {key: spec[key].fresh() for key in needed}

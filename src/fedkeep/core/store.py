@@ -23,9 +23,10 @@ _NO_ROOM: _Key = (_RANKED + 1, np.nan, 0)
 class AfterUse:
     """What becomes of samples that were trained on.
 
-    `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within its region by
-    `discount` places for each use; ranks, since scores may be negative. `evict_trained_first` lets any later arrival of the
-    region displace the lowest sample that was trained on, whatever its score.
+    `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within
+    its region by `discount` places for each use; ranks, since scores may be negative.
+    `evict_trained_first` lets any later arrival of the region displace the lowest sample that was
+    trained on, whatever its score.
     """
 
     name: Literal["keep", "discount", "evict_trained_first"] = "keep"
@@ -35,6 +36,7 @@ class AfterUse:
         check_range(self, "discount", least=0)
 
     def tier(self, uses: int) -> int:
+        """Give the tier of a sample used so often."""
         return _GIVES_WAY if self.name == "evict_trained_first" and uses > 0 else _RANKED
 
 
@@ -50,16 +52,18 @@ class _Entry:
 
 
 class MemoryStore:
-    """Implements the `Store` port with a sorted list per region; a hopeless offer costs almost nothing.
+    """A `Store` in memory, with a sorted list per region; a hopeless offer costs almost nothing.
 
-    Where the store `bends`, quotas are targets: a region may use what the others leave free, and when all slots are
-    taken the lowest sample of the region most above its target goes (of equals the region that holds most, then the
-    one with the oldest sample). Otherwise no region ever holds more than its quota, as in the paper.
+    Where the store `bends`, quotas are targets: a region may use what the others leave free, and
+    when all slots are taken the lowest sample of the region most above its target goes (of equals
+    the region that holds most, then the one with the oldest sample). Otherwise no region ever holds
+    more than its quota, as in the paper.
 
     >>> store = MemoryStore(np.array([1, 1]), bends=True)
     >>> def come(number, region, score):
     ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
-    ...     return OfferResult(store.offer(batch, batch.y, np.array([score]), batch.ids).fates[0]).name
+    ...     outcome = store.offer(batch, batch.y, np.array([score]), batch.ids)
+    ...     return OfferResult(outcome.fates[0]).name
     >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
     ['KEPT', 'KEPT', 'REFUSED']
     >>> come(4, 1, 0.1)  # and takes it back
@@ -83,6 +87,7 @@ class MemoryStore:
         return len(self._entries)
 
     def configure(self, quotas: IntArray) -> list[int]:
+        """Set the slots of each region."""
         if len(quotas) != self.regions:
             raise ValueError(f"expected quotas for {self.regions} regions, got {len(quotas)}")
         self._quotas = quotas.tolist()
@@ -95,10 +100,11 @@ class MemoryStore:
         return dropped
 
     def would_hold(self, counts: IntArray, quotas: IntArray) -> bool:
-        """Whether so many samples of each region stay under these quotas."""
+        """Tell whether so many samples of each region stay under these quotas."""
         return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer samples in order."""
         n = len(batch)
         outcome = Outcome(
             np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores
@@ -139,6 +145,7 @@ class MemoryStore:
         return outcome
 
     def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first."""
         entries = self._by_arrival()
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
@@ -153,6 +160,7 @@ class MemoryStore:
         return Stored(batch, regions, scores, arrivals, _ints([e.uses for e in entries]))
 
     def rescore(self, scores: Scores) -> list[int]:
+        """Set new scores for all that is stored."""
         dropped = []
         for entry, score in zip(self._by_arrival(), scores.tolist(), strict=True):
             entry.score = score
@@ -163,6 +171,7 @@ class MemoryStore:
         return dropped
 
     def mark_used(self, ids: IntArray) -> None:
+        """Count one more participation for these samples."""
         for known in ids.tolist():
             if (entry := self._entries.get(known)) is not None:
                 entry.uses += 1
@@ -171,12 +180,13 @@ class MemoryStore:
                 self._rank(ranked)
 
     def expire(self, before: int) -> None:
+        """Let samples that arrived before `before` make way."""
         for entry in [*self._entries.values()]:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
     def ranks(self) -> dict[str, AnyArray]:
-        """What decides which sample leaves first, by arrival; without the samples, of which `stored` makes a copy."""
+        """Give what decides which sample leaves first, by arrival, without the samples."""
         entries = self._by_arrival()
         return {
             "ids": _ints([e.id for e in entries]),
@@ -196,10 +206,12 @@ class MemoryStore:
         }
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         batch = self.stored().batch
         return {"x": batch.x, "y": batch.y, **self.ranks(), "quotas": _ints(self._quotas)}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._quotas = state["quotas"].tolist()
         self._entries, self._samples = {}, None
         self._ranked = [[] for _ in self._quotas]
@@ -212,7 +224,7 @@ class MemoryStore:
             self._insert(entry)
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
-        """The key that a newcomer of the region must not be below, and what leaves for it; None while there is room."""
+        """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
         held, slots = len(self._ranked[region]), self._quotas[region]
         if self.bends:
             held, slots = len(self._entries), sum(self._quotas)
@@ -225,7 +237,10 @@ class MemoryStore:
         return lowest.key if giver == region else _ROOM, lowest
 
     def _most_above(self, newcomer: int | None = None) -> int:
-        """The region most above its target, a newcomer counting as held; of equals the fullest, then the oldest."""
+        """Find the region most above its target; of equals the fullest, then the oldest.
+
+        A newcomer counts as held.
+        """
         held = [len(ranked) for ranked in self._ranked]
         if newcomer is not None:
             held[newcomer] += 1
@@ -242,7 +257,7 @@ class MemoryStore:
         return sorted(self._entries.values(), key=attrgetter("arrival"))
 
     def _rank(self, ranked: list[_Entry]) -> None:
-        """Gives every sample of a region the key that its score, its uses and `after_use` call for."""
+        """Give every sample of a region the key for its score, its uses and `after_use`."""
         ranked.sort(key=attrgetter("score", "arrival"))
         scores = [e.score for e in ranked]
         discount = self.after_use.discount if self.after_use.name == "discount" else 0

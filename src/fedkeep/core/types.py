@@ -1,6 +1,7 @@
 """Values that cross the borders of the core.
 
-Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by default).
+Shape letters, here and in all of fedkeep: n samples, P parameters, C devices, Y regions (labels, by
+default).
 """
 
 import math
@@ -94,11 +95,12 @@ class Batch:
         return len(self.y)
 
     def take(self, index: Any) -> "Batch":
-        """The samples at `index`, which may be any numpy index along the first axis."""
+        """Take the samples at `index`, any numpy index along the first axis."""
         return Batch(self.x[index], self.y[index], self.ids[index])
 
     @staticmethod
     def concatenate(batches: "Sequence[Batch]") -> "Batch":
+        """Put batches one behind the other."""
         return Batch(*map(np.concatenate, zip(*((b.x, b.y, b.ids) for b in batches), strict=True)))
 
 
@@ -119,8 +121,9 @@ class Profile:
 class Assignment:
     """What the server tells one device to store, and what each stored sample counts (step 2).
 
-    `label_weights` is gamma (Eq. 11), zero for a region nobody holds. `mass_per_slot` is ||V||_1 / ||D||_1, the
-    share of the fleet's stream that an average slot stands for: it puts V_cy / stored_cy on the scale of gamma.
+    `label_weights` is gamma (Eq. 11), zero for a region nobody holds. `mass_per_slot` is ||V||_1 /
+    ||D||_1, the share of the fleet's stream that an average slot stands for: it puts V_cy /
+    stored_cy on the scale of gamma.
     """
 
     quotas: IntArray
@@ -164,9 +167,11 @@ class Report:
     round: int
     model: Vector
     weight: float
-    """zeta_c of Eq. 12: the weights of the samples trained on, summed. 0 means "no data" and is no failure."""
+    """zeta_c of Eq. 12: the weights of the samples trained on, summed. 0 means "no data" and is no
+    failure."""
     steps: int
     samples: int
     local_gradient: Vector | None
-    """g_hat_c, the mean gradient over `gradient_samples` arrivals; None if nothing arrived since the last one."""
+    """g_hat_c, the mean gradient over `gradient_samples` arrivals; None if nothing arrived since
+    the last one."""
     gradient_samples: int = 0

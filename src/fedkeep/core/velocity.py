@@ -1,4 +1,4 @@
-"""The velocity meter: how fast samples of each region arrive at a device, over a sliding window of time."""
+"""The velocity meter: how fast samples of each region arrive, over a sliding window of time."""
 
 import numpy as np
 
@@ -9,10 +9,11 @@ from fedkeep.core.types import ArraySpec, FloatArray, IntArray, State, StateSpec
 class VelocityMeter:
     """Counts arrivals in buckets of time, in a ring: memory is (buckets, Y) whatever arrives.
 
-    It looks back over `length`, in the caller's unit of time: rounds in the simulator, seconds in the agent. More
-    buckets are finer and take more memory. A rate is defined from the first sample on: `least` is the shortest time to
-    take it over, where times are continuous; without it a bucket once begun counts as whole. A clock that jumps back
-    adds to the latest bucket; nothing is refused for it. Only times count, not how the stream is cut into batches.
+    It looks back over `length`, in the caller's unit of time: rounds in the simulator, seconds in
+    the agent. More buckets are finer and take more memory. A rate is defined from the first sample
+    on: `least` is the shortest time to take it over, where times are continuous; without it a
+    bucket once begun counts as whole. A clock that jumps back adds to the latest bucket; nothing is
+    refused for it. Only times count, not how the stream is cut into batches.
 
     >>> meter = VelocityMeter(regions=2, length=10, buckets=10)
     >>> meter.observe(np.array([0, 0, 1]), time=0.0)
@@ -34,7 +35,7 @@ class VelocityMeter:
         """When the first sample came, and the latest time heard of."""
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
-        """Counts samples that arrived in these regions at `time`, one for all or one each, in order."""
+        """Count samples that arrived in these regions at `time`, one for all or one each."""
         if not len(regions):
             return
         times = np.broadcast_to(np.asarray(time, dtype=np.float64), regions.shape)
@@ -50,19 +51,22 @@ class VelocityMeter:
             )
 
     def advance(self, time: float) -> None:
-        """Lets time pass without arrivals, so that rates fall."""
+        """Let time pass without arrivals, so that rates fall."""
         if self._first >= 0:
             self._now = max(self._now, time)
             self._advance(int(np.floor(time * (self.buckets / self.length))))
 
     def velocity(self) -> FloatArray:
-        """V_c: arrivals per unit of time in each region over the window, or since the first if that is later."""
+        """Give V_c: arrivals per unit of time in each region over the window.
+
+        Or since the first arrival, if that is later.
+        """
         if self._first < 0:
             return np.zeros(self._counts.shape[1])
         return np.asarray(self._counts.sum(axis=0) / self.span())
 
     def span(self) -> float:
-        """The time over which the velocity was counted: one arrival more changes it by 1 / span."""
+        """Give the time over which the velocity was counted: one arrival adds 1 / span."""
         if self.least is None:
             return min(self._latest - self._first + 1, self.buckets) * self._width
         oldest = max(self._since, (self._latest - self.buckets + 1) * self._width)
@@ -77,6 +81,7 @@ class VelocityMeter:
         }
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {
             "counts": self._counts.copy(),
             "span": np.array([self._first, self._latest]),
@@ -84,6 +89,7 @@ class VelocityMeter:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         if state["counts"].shape != self._counts.shape:
             raise ValueError(
                 f"counts must be of shape {self._counts.shape}, got {state['counts'].shape}"
@@ -93,7 +99,7 @@ class VelocityMeter:
         self._since, self._now = state.get("times", state["span"] * self._width).tolist()
 
     def _advance(self, bucket: int) -> None:
-        """Empties the buckets between the latest and this one, which now belong to a later time."""
+        """Empty the buckets between the latest and this one, which now belong to a later time."""
         if self._first < 0:
             self._first = self._latest = bucket
         passed = min(bucket - self._latest, self.buckets)
@@ -102,16 +108,18 @@ class VelocityMeter:
 
 
 class KnownVelocity(VelocityMeter):
-    """A velocity known beforehand, "from the statistics of previous time periods"; arrivals do not change it."""
+    """A velocity known beforehand, "from the statistics of previous time periods"."""
 
     def __init__(self, velocity: FloatArray) -> None:
         super().__init__(len(velocity), buckets=1)
         self._velocity = velocity
 
     def observe(self, regions: IntArray, time: float | FloatArray) -> None:
+        """Count arrivals."""
         pass
 
     def velocity(self) -> FloatArray:
+        """Give the arrivals per unit of time in each region."""
         return self._velocity
 
     def state_spec(self) -> StateSpec:
@@ -119,7 +127,9 @@ class KnownVelocity(VelocityMeter):
         return {"velocity": ArraySpec(self._velocity.shape, np.float64)}
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {"velocity": self._velocity}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._velocity = np.array(state["velocity"], dtype=np.float64)

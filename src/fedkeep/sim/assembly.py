@@ -1,15 +1,18 @@
 """Puts an experiment's components together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from fedkeep.config.device import build_device
 from fedkeep.config.experiment import Experiment
 from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gradients import Estimate
+from fedkeep.core.planning.plan import Plan
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -37,29 +40,26 @@ class SimulationContext:
     regions: Regions
     velocities: FloatArray
     """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
+    capacities: IntArray
+    """B, (C,): how many samples each device can keep."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
-        """A device as it is before it hears of a plan: with the first model."""
+        """Make a device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = (
             self.experiment,
             self.experiment.profile,
             self.velocities[number],
         )
-        made = Device(
+        made = build_device(
+            experiment,
             self.learner,
-            experiment.policy,
-            capacity=experiment.storage.capacity,
+            capacity=int(self.capacities[number]),
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
             meter=VelocityMeter(self.regions.count, profile.window)
             if profile.measured
             else KnownVelocity(known),
-            after_use=experiment.storage.rule(),
-            weighting=experiment.weights,
-            options=experiment.storage.device(experiment.estimator),
-            gist=experiment.gist,
-            clip=experiment.privacy.clip if experiment.privacy.protects("estimator") else None,
             seed=child_seed(experiment.seed, "device", number),
         )
         made.set_model(self.model, direction)
@@ -81,10 +81,11 @@ class Assembly(SimulationContext):
 
 
 def simulation_context(experiment: Experiment, data: Federation | None = None) -> SimulationContext:
-    """What is common to the devices, the data loaded unless given.
+    """Build what is common to the devices, the data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}
+    >>> ground = simulation_context(resolve(demo))
     >>> device = ground.device(0)
     >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
@@ -92,7 +93,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
+    capacities = experiment.storage.capacities(data.devices, experiment.seed)
     if experiment.names["policy"] == "central":  # on one device
+        capacities = capacities[:1]
         train, test = (
             Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test)
         )
@@ -104,14 +107,17 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     velocities: FloatArray = (
         counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     )
-    return SimulationContext(experiment, data, stream, learner, model, regions, velocities)
+    return SimulationContext(
+        experiment, data, stream, learner, model, regions, velocities, capacities
+    )
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
-    """The parts of the experiment, its data loaded unless given.
+    """Build the parts of the experiment, its data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> demo = {"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}
+    >>> parts = assemble(resolve(demo))
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """
@@ -121,17 +127,14 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     guards = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(experiment.storage.capacity, ground.velocities[d])
-            for d in range(data.devices)
+            d: Profile(int(ground.capacities[d]), ground.velocities[d]) for d in range(data.devices)
         }
-        server.coordinate(guards.release_profiles(profiles))
+        coordinate(experiment, server, guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
         exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
-        server.estimator.update(
-            {d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()}
-        )
+        server.warm_start({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(
@@ -163,8 +166,37 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     )
 
 
+def coordinate(
+    experiment: Experiment, server: Server, profiles: Mapping[DeviceId, Profile]
+) -> Plan:
+    """Have a plan made from what the devices declare, in the clear or ranked under encryption.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Says how profiles are protected.
+    server : Server
+        Follows the plan; of ranked profiles it learns the plan alone.
+    profiles : mapping of DeviceId to Profile
+        Of all devices.
+
+    Returns
+    -------
+    Plan
+        As the devices are told.
+    """
+    if experiment.privacy.profile_protection == "homomorphic":
+        from fedkeep.keyholder.ranking import FINE, plan_ranked
+
+        plan = plan_ranked(profiles, experiment.coordinator, FINE)
+        server.use_plan(plan)
+        return plan
+    plan, _ = server.coordinate(profiles)
+    return plan
+
+
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:
-    """The task's data; the latest is kept, since the methods of a sweep run on the same."""
+    """Load the task's data; the latest is kept, as the methods of a sweep run on the same."""
     # A task itself may hold tables, which cannot be looked up.
     key = (repr(task), seed)
     if key not in _latest:
@@ -177,7 +209,7 @@ _latest: dict[tuple[str, int], Federation] = {}
 
 
 def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
-    """The task's model, or the one the experiment names: a learner of one's own too, by `module:Class`."""
+    """Build the task's model, the one the experiment names, or a user-defined learner."""
     overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
     options = {**data.model.options, **overrides} if name == data.model.name else overrides
@@ -196,10 +228,11 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
 def divide(
     experiment: Experiment, data: Federation, probe: GradientProbe
 ) -> tuple[Regions, IntArray]:
-    """The regions of this experiment: one where nobody divides slots, else by label, or of one's own.
+    """Choose the regions: one where nobody divides slots, else by label, or user-defined.
 
-    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With them comes what a
-    device knows from the past of its own stream: training samples per device and region, (C, Y).
+    Those may have an `agree(data, probe, seed)`, which gives the regions that suit the data. With
+    them comes what a device knows from the past of its own stream: training samples per device and
+    region, (C, Y).
     """
     if experiment.names["coordinator"] == "none" and not experiment.policy.balanced:
         return LabelRegions(1), data.train.sizes[:, None]

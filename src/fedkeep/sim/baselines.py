@@ -1,6 +1,7 @@
-"""What others would do about small and unlike stores: server momentum, FedVARP and SCAFFOLD, each on any store.
+"""Baselines from the literature: server momentum, FedVARP and SCAFFOLD, on any store.
 
-They need what only a simulation has at no cost: a vector of every device, kept by the server or on the device.
+They need what only a simulation has at no cost: a vector of every device, kept by the server or on
+the device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +18,25 @@ Reports: TypeAlias = Mapping[DeviceId, Report]
 
 
 class Baseline:
-    """A correction of local steps, of the merged model, or of both; this one is federated averaging as it is."""
+    """A correction of local steps, of the merged model, or of both; this one is FedAvg."""
 
     def __init__(self) -> None:
         self._kept: State = {}
 
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:  # noqa: ARG002
-        """What each of these devices adds to the gradient of its local steps; nothing for a device left out."""
+        """Give what devices add to the gradient of their local steps, if anything."""
         return {}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
-        """The model to go on with, where averaging led from `before` to `after` at this local learning rate."""
+        """Give the model to go on with, where averaging led from `before` to `after`."""
         return after
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return dict(self._kept)
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._kept = dict(state)
 
 
@@ -44,13 +47,14 @@ class ServerMomentum(Baseline):
         self._momentum, self._kept = momentum, {"velocity": np.zeros(())}
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
+        """Give the model to go on with."""
         velocity = self._momentum * self._kept["velocity"] + (after.astype(np.float64) - before)
         self._kept["velocity"] = velocity
         return (before + velocity).astype(np.float32)
 
 
 class _OfEachDevice(Baseline):
-    """Keeps a vector of every device, zero until it is first known, and their mean by the devices' rates."""
+    """Keeps a vector of every device, zero until it is known, and their mean by rate."""
 
     def __init__(self, rates: FloatArray, size: int) -> None:
         self._share: FloatArray = rates / rates.sum()
@@ -66,9 +70,10 @@ class _OfEachDevice(Baseline):
 
 
 class FedVarp(_OfEachDevice):
-    """FedVARP (Jhunjhunwala et al., 2022): devices that are away count with the update they last sent."""
+    """FedVARP (Jhunjhunwala et al., 2022): absent devices count with their last update."""
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:  # noqa: ARG002
+        """Give the model to go on with."""
         if not reports:
             return after
         total = sum(report.weight for report in reports.values())
@@ -82,14 +87,19 @@ class FedVarp(_OfEachDevice):
 
 
 class Scaffold(_OfEachDevice):
-    """SCAFFOLD (Karimireddy et al., 2020), option II: c_i is the mean gradient of a device's last local steps."""
+    """SCAFFOLD (Karimireddy et al., 2020), option II.
+
+    c_i is the mean gradient of a device's last local steps.
+    """
 
     def corrections(self, devices: Sequence[DeviceId]) -> dict[DeviceId, Vector]:
+        """Give what each device adds to the gradient of its local steps."""
         return {
             device: (self._kept["mean"] - self._of(device)).astype(np.float32) for device in devices
         }
 
     def step(self, before: Vector, after: Vector, reports: Reports, rate: float) -> Vector:
+        """Give the model to go on with."""
         mean = self._kept["mean"]
         for device, report in reports.items():
             gradient = (before.astype(np.float64) - report.model) / (report.steps * rate)
@@ -98,6 +108,7 @@ class Scaffold(_OfEachDevice):
 
 
 def baseline_for(options: CorrectionOptions, learner: Learner, rates: FloatArray) -> Baseline:
+    """Make the baseline that the options name."""
     if options.name == "momentum":
         return ServerMomentum()
     if options.name == "fedvarp":
@@ -105,7 +116,8 @@ def baseline_for(options: CorrectionOptions, learner: Learner, rates: FloatArray
     if options.name == "scaffold":
         if learner.gradient_size != learner.size:
             raise ConfigError(
-                "correction 'scaffold' needs the whole model's gradient: leave out model.last_layers"
+                "correction 'scaffold' needs the whole model's gradient:"
+                " leave out model.last_layers"
             )
         return Scaffold(rates, learner.size)
     return Baseline()

@@ -1,6 +1,7 @@
 """The simulated devices: made when first needed, brought up to date when selected.
 
-And what no real fleet has: unlimited storage (FD), all data in one place (CL of Theorem 2), exact gradients.
+And what no real fleet has: unlimited storage (FD), all data in one place (CL of Theorem 2), and
+exact gradients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +34,8 @@ _CHUNK = 4096
 class SimulatedFleet:
     """Devices that catch up on their streams only when somebody asks.
 
-    A device's model and direction change only when it takes part, so one large batch under its last model, just
-    before it takes part, gives what valuing every sample as it came would have given.
+    A device's model and direction change only when it takes part, so one large batch under its last
+    model, just before it takes part, gives what valuing every sample as it came would have given.
 
     >>> from fedkeep.sim.assembly import simulation_context
     >>> from fedkeep.config.experiment import resolve
@@ -56,13 +57,13 @@ class SimulatedFleet:
         self._seen: dict[DeviceId, int] = {}
 
     def device(self, device: DeviceId) -> Device:
-        """The device, made if this is the first anybody hears of it."""
+        """Give the device, made when it is first asked for."""
         if device not in self.devices:
             self.devices[device], self._seen[device] = self._make(device), 0
         return self.devices[device]
 
     def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
-        """Lets the devices see all that arrived before round `until`; returns how many samples that was."""
+        """Let the devices see what arrived before round `until`; gives the number of samples."""
         woken = {d: self.device(d) for d in devices}
         batches = {d: self.stream.arrivals(d, self._seen[d], until) for d in devices}
         models = {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}
@@ -153,6 +154,7 @@ class SimulatedFleet:
             self.device(d).update_model(model, global_gradient, measured.get(d))
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         seen = np.array([[d, self._seen[d]] for d in sorted(self._seen)], dtype=np.int64).reshape(
             -1, 2
         )
@@ -161,6 +163,7 @@ class SimulatedFleet:
         )
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.devices, self._seen = {}, {}
         parts = take_numbered(state)
         for d, seen in state["seen"].tolist():
@@ -170,7 +173,7 @@ class SimulatedFleet:
     def _measure(
         self, models: Mapping[DeviceId, Vector], batches: Mapping[DeviceId, Batch]
     ) -> dict[DeviceId, PerSampleGradients]:
-        """The batch of each device that has a model here, all in one call if any is asked for."""
+        """Measure the batch of each device that has a model here, in one call if any is needed."""
 
         @cache
         def together() -> dict[DeviceId, PerSampleGradients]:
@@ -184,7 +187,7 @@ class SimulatedFleet:
     def _measure_together(
         self, model: Vector, filled: dict[DeviceId, Batch]
     ) -> dict[DeviceId, PerSampleGradients]:
-        """Batches under one model, measured as one batch if any is asked for."""
+        """Measure batches under one model, as one batch if any is asked for."""
         probe = self.learner.probe(model)
         whole = deferred(lambda: probe.measure(Batch.concatenate(list(filled.values()))))
         stops = np.cumsum([0, *map(len, filled.values())]).tolist()
@@ -263,7 +266,7 @@ class FullFleet:
 
 
 class Oracle:
-    """Exact gradients of the global loss and of each device's, over all samples or a fixed seeded subset."""
+    """Exact gradients, over all samples or a fixed seeded subset."""
 
     def __init__(self, learner: Learner, data: Federation, samples: int | None, seed: int) -> None:
         self._learner, self._data = learner, data
@@ -272,7 +275,7 @@ class Oracle:
             self._ids = np.sort(generator(seed, "oracle").choice(self._ids, samples, replace=False))
 
     def gradient(self, model: Vector, ids: IntArray | None = None) -> Vector:
-        """The mean gradient of these samples; without them the global one: every device weighs as many as it has."""
+        """Average the gradients of these samples; without them of all, the global gradient."""
         ids = self._ids if ids is None else ids
         probe = self._learner.probe(model)
         total = np.zeros(self._learner.gradient_size)
@@ -283,7 +286,7 @@ class Oracle:
 
 
 class DeviceMechanisms:
-    """The guards of simulated devices, made as they have something to send; their ledgers are part of the state."""
+    """The privacy mechanisms of simulated devices; their ledgers are part of the state."""
 
     def __init__(self, experiment: Experiment) -> None:
         """Options under which the guarantee would not hold are refused."""
@@ -291,7 +294,8 @@ class DeviceMechanisms:
         refuse_conflicts(options, experiment.aggregation)
         if options.protects("estimator") and "exact" in (estimator.name, estimator.cold_start):
             raise ConfigError(
-                "estimator 'exact' shows the server gradients without noise: not with privacy.epsilon"
+                "estimator 'exact' shows the server gradients without noise:"
+                " not with privacy.epsilon"
             )
         if options.protects("estimator") and options.unit == "sample":
             experiment.exchange.check_sample_privacy()
@@ -301,7 +305,7 @@ class DeviceMechanisms:
     def release(
         self, orders: Mapping[DeviceId, TrainOrder], reports: Mapping[DeviceId, Report]
     ) -> dict[DeviceId, Report]:
-        """What leaves the devices; those whose budget is spent may send nothing at all."""
+        """Give what leaves the devices; those whose budget is spent may send nothing."""
         if self._options.epsilon is None:
             return dict(reports)
         sent = {}
@@ -311,7 +315,7 @@ class DeviceMechanisms:
         return sent
 
     def release_profiles(self, profiles: Mapping[DeviceId, Profile]) -> dict[DeviceId, Profile]:
-        """What the devices declare before the first round, as if counted over one."""
+        """Give what the devices declare before the first round, as if counted over one."""
         if not self._options.protects("profile"):
             return dict(profiles)
         return {
@@ -320,7 +324,7 @@ class DeviceMechanisms:
         }
 
     def most_spent(self) -> Spending | None:
-        """The ledger of the device that has told most; None where nothing is accounted for."""
+        """Find the ledger of the device that has spent most; None without accounting."""
         return max(
             (guard.spending() for guard in self._guards.values()),
             key=lambda s: s.spent,
@@ -328,15 +332,17 @@ class DeviceMechanisms:
         )
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return put_numbered({device: guard.snapshot() for device, guard in self._guards.items()})
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self._guards = {}
         for device, own in take_numbered(state).items():
             self._guard(device, -1).restore(own)
 
     def _guard(self, device: DeviceId, round_: int) -> DPMechanism:
-        """The device's guard; its noise depends on the seed, the device and the round alone: simulations repeat."""
+        """Give the device's mechanism; its noise depends on seed, device and round alone."""
         if device not in self._guards:
             self._guards[device] = DPMechanism(self._options, PrivacyLedger(), lambda _: None)
         self._guards[device].normal = generator(

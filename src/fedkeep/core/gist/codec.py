@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.types import FloatArray, State, Vector
+from fedkeep.core.types import AnyArray, FloatArray, State, Vector
 
 Encoding: TypeAlias = Literal["float32", "float16", "int8", "int4"]
 """In which numbers a gist is kept."""
@@ -93,7 +93,7 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
 
 def unpack(packed: State, size: int) -> Vector:
     """Decode what `pack` made of a vector of so many numbers, as near as it comes."""
-    numbers: Vector = packed["packed"]
+    numbers: AnyArray = packed["packed"]
     scales: Vector = packed["scales"]
     if not len(scales):
         return numbers

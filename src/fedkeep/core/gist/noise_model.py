@@ -20,7 +20,8 @@ from fedkeep.core.types import BoolArray, FloatArray, IntArray
 _BIAS_SCALE = 10.0
 """How far a biased store may be off, in a sample's noise: far beyond any plausible bias."""
 _LABEL_VARIANCE = 10.0
-"""lambda: the variance of the labels' mean gradients over that of a sample, for labels not stored."""
+"""lambda: the variance of the labels' mean gradients over that of a sample, for labels not
+stored."""
 _RIDGE = 1e-12
 """Keeps the two equations solvable where a source holds nothing."""
 
@@ -242,9 +243,7 @@ def best_linear_estimate(
     in_past = alpha * past.sample_coefficients
     counted = np.where(store.fresh, in_window[store.regions], in_past[store.regions])
     weights = each[store.regions] - counted
-    labels = (
-        alpha * past.label_coefficients + tau * counts / n + store.by_region(weights, regions)
-    )
+    labels = alpha * past.label_coefficients + tau * counts / n + store.by_region(weights, regions)
     residual = float(noise @ [alpha**2, tau**2])
     return LinearEstimate(alpha, tau, weights, NoiseModel(labels, each, held, residual))
 

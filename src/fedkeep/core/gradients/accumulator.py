@@ -4,7 +4,7 @@ import numpy as np
 
 from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.protocols import PerSampleGradients
-from fedkeep.core.types import ArraySpec, FloatArray, IntArray, Scores, State, StateSpec, Vector
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, Scores, State, StateSpec, Vector
 
 
 def clip_weights(norms: Scores, clip: float) -> Scores:
@@ -71,9 +71,7 @@ class GradientAccumulator:
         clip: float | None = None,
         layout: GradientLayout | None = None,
     ) -> None:
-        self._sum: FloatArray | Vector = np.zeros(
-            size, dtype=np.float64 if layout is None else np.float32
-        )
+        self._sum: AnyArray = np.zeros(size, dtype=np.float64 if layout is None else np.float32)
         self._clip, self.layout = clip, layout
         self.counts = np.zeros(regions)
 

@@ -26,23 +26,29 @@ class GivenEstimator:
     """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
     given: Vector | None = None
+    fleet_weight: float = 0.0
+    """Not used: nothing is summed over the fleet."""
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """What devices say makes no difference."""
+        """Ignore what devices send."""
 
     def direction(self) -> Vector | None:
+        """Give the present g_hat; None until there is one."""
         return self.given
 
     def staleness(self, round_: int) -> float | None:  # noqa: ARG002 - it keeps no rounds
+        """Average the age of the estimates behind g_hat, in rounds."""
         return None
 
     def forget(self, device: DeviceId) -> None:
-        """It keeps nothing of a device."""
+        """Forget nothing, as nothing is kept of a device."""
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         return {} if self.given is None else {"direction": self.given}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.given = (
             np.array(state["direction"], dtype=np.float32) if "direction" in state else None
         )
@@ -59,6 +65,7 @@ class RoundMeanEstimator(GivenEstimator):
     """
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Take in one round's accepted estimates."""
         total = sum(e.weight for e in estimates.values())
         if total > 0:
             weighted = [
@@ -70,23 +77,32 @@ class RoundMeanEstimator(GivenEstimator):
 class IncrementalEstimator:
     """The latest g_hat_c of every device that ever took part, weighted and summed (Eq. 8).
 
-    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in blocks, blocks
-    in larger blocks, and only those that changed are summed again, in float64. So nothing stays behind for ever,
-    neither rounding nor a value that should not have counted. The sum is divided by the weight it covers, which
-    makes it a mean from the first round on; once every device has reported, that is the paper's estimate.
+    Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in
+    blocks, blocks in larger blocks, and only those that changed are summed again, in float64. So
+    nothing stays behind for ever, neither rounding nor a value that should not have counted. With
+    `normalise` the sum is divided by the weight it covers, which makes it a mean from the first
+    round on; without it, as Eq. 8 is printed, by the weight of the whole fleet: devices that have
+    not reported count as zeros. Once every device has reported, both are the same.
 
     >>> estimator = IncrementalEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=3.0, round=1)})
     >>> estimator.direction().tolist()  # (1 * 4 + 3 * 0) / 4
     [1.0]
-    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})  # the newest counts
+    >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})
     >>> estimator.direction().tolist(), estimator.staleness(2)
     ([2.0], 0.5)
+    >>> printed = IncrementalEstimator(normalise=False)
+    >>> printed.fleet_weight = 4.0
+    >>> printed.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
+    >>> printed.direction().tolist()  # 1 / 4 of 4: three quarters of the fleet have not reported
+    [1.0]
     """
 
-    def __init__(self, max_age: int | None = None) -> None:
-        self.max_age = max_age
+    def __init__(self, max_age: int | None = None, *, normalise: bool = True) -> None:
+        self.max_age, self.normalise = max_age, normalise
+        self.fleet_weight = 0.0
+        """What all devices of the plan weigh together, whether they have reported or not."""
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
         self._kept: dict[int, Estimate] = {}
@@ -97,7 +113,7 @@ class IncrementalEstimator:
         self._round = -1
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """Takes in one round's accepted estimates."""
+        """Take in one round's accepted estimates."""
         for device, estimate in sorted(estimates.items()):
             if device not in self._slots:
                 self._slots[device] = self._free.pop() if self._free else len(self._slots)
@@ -110,28 +126,31 @@ class IncrementalEstimator:
                 self.forget(device)
 
     def forget(self, device: DeviceId) -> None:
-        """A device has left the fleet: nothing of it may count any more."""
+        """Drop what a device that has left the fleet sent."""
         if (slot := self._slots.pop(device, None)) is not None:
             del self._kept[slot]
             self._free.append(slot)
             self._changed(slot)
 
     def direction(self) -> Vector | None:
-        """The present g_hat; None until there is one."""
+        """Give the present g_hat; None until there is one."""
         if self._direction is None and self._kept:
             slots = len(self._kept) + len(self._free)
             height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
             total, weight = self._sum(height, 0) or (np.zeros(0), 0.0)
+            if weight > 0 and not self.normalise:
+                weight = max(weight, self.fleet_weight)
             self._direction = (total / weight).astype(np.float32) if weight > 0 else None
         return self._direction
 
     def staleness(self, round_: int) -> float | None:
-        """The mean age, in rounds, of the estimates that g_hat is made of; None where that has no meaning."""
+        """Average the age of the estimates behind g_hat, in rounds; None where there are none."""
         if not self._kept:
             return None
         return round_ - sum(e.round for e in self._kept.values()) / len(self._kept)
 
     def snapshot(self) -> State:
+        """Take the state as plain arrays."""
         devices = sorted(self._slots)
         kept = [self._kept[self._slots[d]] for d in devices]
         return {
@@ -146,6 +165,7 @@ class IncrementalEstimator:
         }
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         devices, slots, weights, rounds = (
             state[name].tolist() for name in ("devices", "slots", "weights", "rounds")
         )
@@ -163,7 +183,7 @@ class IncrementalEstimator:
             self._sums.pop((height, slot // _FAN ** (height + 1)), None)
 
     def _sum(self, height: int, block: int) -> tuple[FloatArray, float] | None:
-        """The weighted sum of a block's estimates, or of its smaller blocks, and its weight; None if it is empty."""
+        """Add up a block's estimates or smaller blocks, and their weights; None if it is empty."""
         if (height, block) in self._sums:
             return self._sums[height, block]
         found = None
@@ -184,6 +204,10 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 """g_hat, from the estimates of those that took part (Eq. 8, step 8)."""
 
 
-def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
-    """The server's estimator of that name: Eq. 8 if it is `incremental`, else the mean over the participants."""
-    return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()
+def global_estimator(
+    name: str, max_age: int | None = None, *, normalise: bool = True
+) -> GlobalEstimator:
+    """Make the estimator of that name: Eq. 8 if `incremental`, else the mean of the round."""
+    if name == "incremental":
+        return IncrementalEstimator(max_age, normalise=normalise)
+    return RoundMeanEstimator()

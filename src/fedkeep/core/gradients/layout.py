@@ -163,7 +163,8 @@ class SketchedBlock(Block):
         if self.rank < self._short and length > estimate:
             coefficients *= estimate / length
         matrix = (basis @ coefficients).astype(np.float32)
-        return (matrix if self._tall else matrix.T).ravel()
+        flat: Vector = (matrix if self._tall else matrix.T).ravel()
+        return flat
 
     def products(self, numbers: Vector) -> tuple[Vector, Vector]:
         """Split a sketch into Y and Z."""
@@ -335,7 +336,9 @@ def _slices(lengths: Sequence[int]) -> tuple[slice, ...]:
 @lru_cache(_CACHED_MATRICES)
 def _signs(rows: int, columns: int, number: int, purpose: str) -> Vector:
     """Draw random signs, (rows, columns); the first rows are the same however many there are."""
-    bits = generator(_SEED, "sketch", number, purpose).integers(0, 2, (rows, columns), dtype=np.int8)
+    bits = generator(_SEED, "sketch", number, purpose).integers(
+        0, 2, (rows, columns), dtype=np.int8
+    )
     signs = (2 * bits - 1).astype(np.float32)
     signs.flags.writeable = False
     return signs

@@ -1,4 +1,4 @@
-"""The built-in policies, one file each; importing this package registers whatever files lie in it."""
+"""The built-in policies, one file each; importing this package registers them all."""
 
 from importlib import import_module
 from pkgutil import iter_modules

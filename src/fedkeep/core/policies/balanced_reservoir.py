@@ -1,4 +1,4 @@
-"""A fresh draw: a random sample of what came since the device last took part, every label having its slots."""
+"""A random sample of what came since the device last took part, with slots for every label."""
 
 from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
@@ -6,7 +6,7 @@ from fedkeep.core.types import Batch, Scores
 
 @policy("balanced-reservoir")
 class BalancedReservoir(SelectionPolicy):
-    """Random keys, in a store whose labels have slots by the root of their share and whose used samples make way.
+    """Random keys; every label has slots by the root of its share.
 
     Of N arrivals only about k ln(N / k) are ever written, where FIFO writes all of them.
     """
@@ -15,4 +15,5 @@ class BalancedReservoir(SelectionPolicy):
     fair = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return view.uniform

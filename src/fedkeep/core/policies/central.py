@@ -13,4 +13,5 @@ class Central(SelectionPolicy):
     unbounded = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return np.zeros(len(batch))

@@ -9,12 +9,13 @@ from fedkeep.core.types import Batch, Scores
 class FedBalancer(FilteringPolicy):
     """The loss, with a filter against noise.
 
-    `paper`: refuses a loss above the 90th percentile of the latest `window` losses. `authors`: refuses a loss above
-    0.9 of the largest ever seen, save for a chance of 0.3 or while at most two samples are stored; when a new
-    model arrives, what is stored must pass the same test.
+    `paper`: refuses a loss above the 90th percentile of the latest `window` losses. `authors`:
+    refuses a loss above 0.9 of the largest ever seen, save for a chance of 0.3 or while at most two
+    samples are stored; when a new model arrives, what is stored must pass the same test.
     """
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         losses = view.measurements.losses()
         if self.variant == "authors":
             passes = (

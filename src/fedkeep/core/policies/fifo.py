@@ -22,4 +22,5 @@ class Fifo(SelectionPolicy):
     fair = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return view.arrival.astype(np.float64)

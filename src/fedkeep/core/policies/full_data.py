@@ -13,7 +13,9 @@ class FullData(SelectionPolicy):
     fair = True
     unbounded = True
     so_far: bool = False
-    """Only what has arrived so far, as a real device with unlimited storage would have; else all it will ever see."""
+    """Only what has arrived so far, as a real device with unlimited storage would have; else all it
+    will ever see."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return np.zeros(len(batch))

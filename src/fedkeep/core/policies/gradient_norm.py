@@ -9,4 +9,5 @@ class GradientNorm(SelectionPolicy):
     """The length of the sample's gradient under the model last received."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return view.measurements.norms()

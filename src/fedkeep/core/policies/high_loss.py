@@ -9,4 +9,5 @@ class HighLoss(SelectionPolicy):
     """The sample's loss under the model last received."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         return view.measurements.losses()

@@ -11,27 +11,32 @@ from fedkeep.core.types import Batch, Scores
 _LEAST = 1e-30
 """What a value that is not positive counts for in a draw."""
 _SHARPEST = 10
-"""Beyond this the odds of small values are no numbers any more, and all of them would be refused."""
+"""Beyond this the odds of small values are no numbers any more, and all of them would be
+refused."""
 
 
 @policy("ode")
 class Ode(SelectionPolicy):
     """The projection of a sample's gradient on the global gradient; random keys until there is one.
 
-    `value` bounds what one sample can weigh: `projection` is the paper; `cosine` takes the gradient's length out;
-    `clipped` shortens gradients longer than `clip` times the global one; `divergence` is <g, G> - ||g||^2 / 2, which
-    by Lemma 1 (Eq. 5) is what minimises the distance of a device's gradient to the global one.
+    `value` bounds what one sample can weigh: `projection` is the paper; `cosine` takes the
+    gradient's length out; `clipped` shortens gradients longer than `clip` times the global one;
+    `divergence` is <g, G> - ||g||^2 / 2, which by Lemma 1 (Eq. 5) is what minimises the distance of
+    a device's gradient to the global one.
 
-    `choice` says what to do with values: `greatest` keeps the largest, as the paper does. The largest of very many is
-    an outlier, so `drawn` keeps a random sample in which the odds of an arrival are its value to the power of
-    `sharpness` (0: all alike that are worth anything; the higher, the nearer to `greatest`).
+    `choice` says what to do with values: `greatest` keeps the largest, as the paper does. The
+    largest of very many is an outlier, so `drawn` keeps a random sample in which the odds of an
+    arrival are its value to the power of `sharpness` (0: all alike that are worth anything; the
+    higher, the nearer to `greatest`).
 
     >>> from fedkeep.core.device import Device
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
     >>> device = Device(learner, Ode(), capacity=1, sample_shape=(2,), labels=2)
-    >>> device.set_model(np.zeros(6, dtype=np.float32), direction=np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32))
-    >>> x = np.array([[1, 0], [4, 0], [0, 4]], dtype=np.float32)  # for label 0 the gradient is (-x, x, -1, 1) / 2
+    >>> gradient = np.array([-1, 0, 0, 0, 0, 0], dtype=np.float32)
+    >>> device.set_model(np.zeros(6, dtype=np.float32), gradient)
+    >>> # For label 0 the gradient of x is (-x, x, -1, 1) / 2.
+    >>> x = np.array([[1, 0], [4, 0], [0, 4]], dtype=np.float32)
     >>> outcome, _ = device.observe(Batch(x, np.zeros(3, dtype=np.int64), np.arange(3)), time=0.0)
     >>> outcome.scores.tolist(), device.store.stored().batch.ids.tolist()
     ([0.5, 2.0, 0.0], [1])
@@ -52,6 +57,7 @@ class Ode(SelectionPolicy):
         check_range(self, "sharpness", least=0, most=_SHARPEST)
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if view.direction is None:
             return view.uniform
         values = view.measurements.projections(view.direction)
@@ -68,6 +74,7 @@ class Ode(SelectionPolicy):
                 values = values * np.minimum(1.0, self.clip * length / np.maximum(norms, 1e-30))
         if self.choice == "greatest":
             return values
-        # Keys of which the largest are a weighted random sample of a stream (Efraimidis and Spirakis 2006).
+        # The largest of these keys are a weighted random sample of a stream (Efraimidis and
+        # Spirakis, 2006).
         odds = np.maximum(values, _LEAST) ** self.sharpness
         return np.log(np.maximum(view.uniform, 1e-300)) / odds

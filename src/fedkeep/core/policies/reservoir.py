@@ -8,15 +8,17 @@ from fedkeep.core.types import Batch, Scores
 class Reservoir(SelectionPolicy):
     """A uniform sample of the stream: independent random keys, the largest stay.
 
-    With `restart` the sampling begins anew after each participation, what is stored counting as the first
-    arrivals: so the authors run it, and it favours recent samples.
+    With `restart` the sampling begins anew after each participation, what is stored counting as the
+    first arrivals: so the authors run it, and it favours recent samples.
     """
 
     fair = True
     restart: bool = False
-    """Whether the stream counts from the beginning again at each participation, as in the authors' code."""
+    """Whether the stream counts from the beginning again at each participation, as in the authors'
+    code."""
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if view.previous is None or self.restart:
             return view.uniform
         return view.previous

@@ -1,4 +1,4 @@
-"""Sample-level data selection, made to fit a stream: large gradients, without the largest half (SLD)."""
+"""Sample-level data selection on a stream: large gradients, without the largest half (SLD)."""
 
 from fedkeep.core.percentiles import percentile
 from fedkeep.core.policy import FilteringPolicy, ScoringContext, policy, refuse_where
@@ -9,12 +9,14 @@ from fedkeep.core.types import Batch, Scores
 class Sld(FilteringPolicy):
     """The gradient's norm, with a filter against noise.
 
-    `paper`: refuses a norm above the median of the latest `window` norms. `authors`: takes the norm over the last
-    layer only and refuses it above 1.2 times the mean of all norms seen, save for a chance of 0.2 or while at most
-    one sample is stored; when a new model arrives, what is stored must pass the same test.
+    `paper`: refuses a norm above the median of the latest `window` norms. `authors`: takes the norm
+    over the last layer only and refuses it above 1.2 times the mean of all norms seen, save for a
+    chance of 0.2 or while at most one sample is stored; when a new model arrives, what is stored
+    must pass the same test.
     """
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
+        """Score each sample."""
         if self.variant == "authors":
             norms = view.measurements.head_norms()
             passes = (
