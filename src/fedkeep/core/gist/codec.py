@@ -17,6 +17,19 @@ BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
 
 
+class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
+    """A decoded vector that still knows its encoding, so that it can be sent in as few bytes.
+
+    Whatever is computed from it is a plain vector.
+    """
+
+    packed: State | None = None
+
+    def __array_finalize__(self, source: object) -> None:
+        """Forget the encoding: what is derived from a vector has other numbers."""
+        self.packed = None
+
+
 def scale_count(size: int, encoding: Encoding) -> int:
     """Count the scales that a vector of so many numbers has in that encoding."""
     return 0 if encoding == "float32" else -(-size // BLOCK)
@@ -92,11 +105,20 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
 
 
 def unpack(packed: State, size: int) -> Vector:
-    """Decode what `pack` made of a vector of so many numbers, as near as it comes."""
+    """Decode what `pack` made of a vector of so many numbers, as near as it comes.
+
+    Returns
+    -------
+    Vector
+        A `PackedVector` where the encoding is shorter than the vector.
+    """
     numbers: AnyArray = packed["packed"]
     scales: Vector = packed["scales"]
     if not len(scales):
         return numbers
     if numbers.dtype == np.uint8:
         numbers = np.stack([numbers & 15, numbers >> 4], axis=1).ravel()[:size].astype(np.int8) - 8
-    return numbers.astype(np.float32) * np.repeat(scales, BLOCK)[:size]
+    decoded = numbers.astype(np.float32) * np.repeat(scales, BLOCK)[:size]
+    vector = decoded.view(PackedVector)
+    vector.packed = packed
+    return vector

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkeep.core.gist.noise_model import NoiseModel, StoreSummary
-from fedkeep.core.gradients.layout import GradientLayout
+from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import FloatArray, Vector
 
@@ -154,8 +154,8 @@ class Correction:
         What that m is made of.
     layout : GradientLayout, optional
         The layout of terms and gist; None: they are as long as the gradient that they are of.
-    known : tuple of Vector
-        Gradients by the parameters covered, along which the correction may lie: the step that the
+    known : tuple of KnownGradient
+        Gradients along which the correction may lie: the step that the
         model has made, w_old - w_new, and the store's gradient a(w_old).
     """
 
@@ -167,7 +167,7 @@ class Correction:
     gist: Vector | None
     noise_model: NoiseModel | None
     layout: GradientLayout | None = None
-    known: tuple[Vector, ...] = ()
+    known: tuple[KnownGradient, ...] = ()
 
     @cached_property
     def vector(self) -> Vector | None:

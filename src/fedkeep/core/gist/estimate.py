@@ -32,7 +32,8 @@ from fedkeep.core.gist.noise_model import (
 )
 from fedkeep.core.gist.options import GistOptions
 from fedkeep.core.gradients.accumulator import GradientAccumulator
-from fedkeep.core.gradients.layout import GradientLayout
+from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import ArraySpec, FloatArray, State, StateSpec, Vector
 
@@ -135,14 +136,14 @@ class Gist:
             return nothing
         store, estimate = self._linear_estimate(stored, arrivals, shares)
         noise_model = estimate.noise_model.cap_ess(options.max_ess)
-        old_store, new_store = (self.layout.of_gradient(mean) for mean in stored.means)
+        old_store = self._mean_of(stored, stored.before, stored.means[0])
+        new_store = self._mean_of(stored, stored.after, stored.means[1])
 
         # Equation (1): m <- alpha m + tau g + sum_i d_i grad_i(w_old).
         mean = arrivals.mean(estimate.window_weight)
         gist = mean if arrivals.layout is self.layout else self.layout.of_gradient(mean)
         if estimate.sample_weights.any():
-            gradient = stored.weighted_sum(stored.before, estimate.sample_weights)
-            gist += self.layout.of_gradient(gradient)
+            gist += self._weighted_sum(stored.before, estimate.sample_weights)
         if past is not None:
             gist += np.float32(estimate.past_weight) * past
 
@@ -169,7 +170,7 @@ class Gist:
             norm(stored.means[1]),
             new_store + variance_term,
             carried,
-            *self._reconstruction(stored, step),
+            *self._reconstruction(stored.means[0], old_store, step),
         )
         # A huge sample: better no correction than one that ends the model.
         return correction if np.isfinite(correction.relative_norm) else nothing
@@ -241,12 +242,30 @@ class Gist:
         undivided = replace(stored, regions=np.zeros_like(stored.regions))
         return undivided, pooled_mean(past, undivided, arrivals.count)
 
+    def _mean_of(
+        self, stored: StoredGradients, measurements: PerSampleGradients, mean: Vector
+    ) -> Vector:
+        """Represent the store's gradient; a sketch is made without the gradient itself."""
+        if self.layout.whole:
+            return self.layout.of_gradient(mean)
+        return self._weighted_sum(measurements, stored.weights)
+
+    def _weighted_sum(self, measurements: PerSampleGradients, weights: FloatArray) -> Vector:
+        """Represent sum_i w_i grad_i."""
+        scaled = weights * len(weights)
+        if self.layout.whole:
+            return self.layout.of_gradient(measurements.weighted_gradient(scaled))
+        return measurements.sketched_gradient(self.layout, scaled)
+
     def _reconstruction(
-        self, stored: StoredGradients, step: Vector | None
-    ) -> tuple[GradientLayout | None, tuple[Vector, ...]]:
+        self, old_store: Vector, numbers: Vector, step: Vector | None
+    ) -> tuple[GradientLayout | None, tuple[KnownGradient, ...]]:
         """Say in which layout the correction is, and along which gradients it may lie."""
         if self.layout.whole:
             return None, ()
-        known = (stored.means[0],) if step is None else (step, stored.means[0])
-        parameters = self.layout.parameters
-        return self.layout, tuple(gradient[len(gradient) - parameters :] for gradient in known)
+        covered = old_store[len(old_store) - self.layout.parameters :]
+        known = [KnownGradient(covered, numbers)]
+        if step is not None:
+            covered = step[len(step) - self.layout.parameters :]
+            known.append(KnownGradient(covered, self.layout.of_gradient(covered)))
+        return self.layout, tuple(known)

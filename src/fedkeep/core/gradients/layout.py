@@ -34,6 +34,8 @@ of the choice (docs/gist.md)."""
 _SEED = 20_170_311
 """Of the random signs: all devices of all fleets share it, so that sketches can be added."""
 _CACHED_MATRICES = 64
+_LEAST_SINGULAR_VALUE = 1e-5
+"""Over the largest: what is below is the rounding of a matrix of lower rank."""
 
 
 class Block(ABC):
@@ -150,19 +152,20 @@ class SketchedBlock(Block):
         return np.concatenate([y.ravel(), z.ravel()])
 
     def reconstruct(self, numbers: Vector) -> Vector:
-        """Make the matrix of rank r that fits the sketch best, flat.
+        """Make the matrix of rank r that fits the sketch best, flat: Y (Psi Y)^+ Z.
 
         |Z|^2 / l estimates |M|^2 without bias; a reconstruction that is longer than that is
         shortened, unless the rank is full and nothing has to be estimated.
         """
         y, z = self.products(numbers)
-        basis, _ = np.linalg.qr(y.astype(np.float64))
-        coefficients, *_ = np.linalg.lstsq(self.psi @ basis, z.astype(np.float64), rcond=None)
-        length = float(np.linalg.norm(coefficients))  # the basis is orthonormal
+        solved, *_ = np.linalg.lstsq(
+            (self.psi @ y).astype(np.float64), z.astype(np.float64), rcond=_LEAST_SINGULAR_VALUE
+        )
+        matrix = y @ solved.astype(np.float32)
+        length = float(np.linalg.norm(matrix))
         estimate = float(np.linalg.norm(z)) / sqrt(self.rows)
         if self.rank < self._short and length > estimate:
-            coefficients *= estimate / length
-        matrix = (basis @ coefficients).astype(np.float32)
+            matrix *= np.float32(estimate / length)
         flat: Vector = (matrix if self._tall else matrix.T).ravel()
         return flat
 
@@ -184,6 +187,28 @@ class SketchedBlock(Block):
         left, right = self.psi @ y, z @ self.omega
         longer = max(float(np.linalg.norm(left)), float(np.linalg.norm(right)))
         return float(np.linalg.norm(left - right)) / longer if longer > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class KnownGradient:
+    """A gradient that is known whole, with its representation.
+
+    Parameters
+    ----------
+    gradient : Vector
+        By the parameters that a layout covers.
+    numbers : Vector
+        Its representation.
+    """
+
+    gradient: Vector
+    numbers: Vector
+
+    @cached_property
+    def norm(self) -> float:
+        """The length of the representation; 0 of one that cannot be used."""
+        length = float(np.linalg.norm(self.numbers))
+        return length if np.isfinite(length) else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +295,7 @@ class GradientLayout:
             gradient[place] = block.reconstruct(numbers[part])
         return gradient
 
-    def reconstruct_near(self, numbers: Vector, known: Sequence[Vector]) -> Vector:
+    def reconstruct_near(self, numbers: Vector, known: Sequence[KnownGradient]) -> Vector:
         """Make a gradient of which much lies along gradients that are known whole.
 
         What of it lies along them is found by least squares in the sketch; only the rest, which
@@ -280,21 +305,20 @@ class GradientLayout:
         ----------
         numbers : Vector
             `size` numbers.
-        known : sequence of Vector
-            Gradients by the parameters covered.
+        known : sequence of KnownGradient
+            Such gradients.
         """
         if self.whole:
             return numbers
-        known = [gradient for gradient in known if gradient.any()]
+        known = [one for one in known if one.norm > 0]
         if not known:
             return self.reconstruct(numbers)
-        sketches = np.stack([self.of_gradient(gradient) for gradient in known], axis=1)
-        lengths = np.linalg.norm(sketches, axis=0)
-        shares, *_ = np.linalg.lstsq(sketches / lengths, numbers, rcond=None)
-        shares = (shares / lengths).astype(np.float32)
-        gradient = self.reconstruct(numbers - sketches @ shares)
-        for share, along in zip(shares, known, strict=True):
-            gradient += share * along
+        units = np.stack([one.numbers / np.float32(one.norm) for one in known])
+        products = (units @ units.T).astype(np.float64)
+        shares, *_ = np.linalg.lstsq(products, units @ numbers, rcond=_LEAST_SINGULAR_VALUE)
+        gradient = self.reconstruct(numbers - shares.astype(np.float32) @ units)
+        for share, one in zip(shares, known, strict=True):
+            gradient += np.float32(share / one.norm) * one.gradient
         return gradient
 
     def disagreement(self, numbers: Vector) -> float:
