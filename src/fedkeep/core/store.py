@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from operator import attrgetter
 from typing import Literal
 
@@ -120,6 +121,8 @@ class MemoryStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
         n, entries = len(batch), self._entries
+        if self.regions == 1 and n > len(entries) and self._knows_none(batch.ids.tolist()):
+            return self._offer_unknown(batch, scores, arrivals)
         fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
         unknown = [np.nan] * self.regions
         least = unknown.copy()
@@ -157,6 +160,37 @@ class MemoryStore:
         for i, entry in added:  # most of them may have left again: only what stays is copied
             if entries.get(entry.id) is entry:
                 entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+        return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
+
+    def _knows_none(self, ids: list[int]) -> bool:
+        """Tell whether no sample comes again, be it stored or of the same batch."""
+        return len(set(ids)) == len(ids) and self._entries.keys().isdisjoint(ids)
+
+    def _offer_unknown(self, batch: Batch, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer many samples of the only region: a heap tells what leaves, and few get an entry."""
+        n, ids, ranked = len(batch), batch.ids.tolist(), self._ranked[0]
+        fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
+        heap = [(entry.key, place - len(ranked)) for place, entry in enumerate(ranked)]
+        free = self._slots - len(heap)
+        for i, (score, arrival) in enumerate(zip(scores.tolist(), arrivals.tolist(), strict=True)):
+            sound, key = score > -np.inf, (_RANKED, score, arrival)
+            if free > 0:
+                if sound:
+                    fates[i] = OfferResult.KEPT
+                    heappush(heap, (key, i))
+                    free -= 1
+            elif heap:
+                floors[i] = heap[0][0][1]
+                if sound and key >= heap[0][0]:
+                    fates[i] = OfferResult.REPLACED
+                    _, place = heapreplace(heap, (key, i))
+                    displaced[i] = ids[place] if place >= 0 else ranked[place].id
+        stay = {place for _, place in heap}
+        for entry in [e for place, e in enumerate(ranked, -len(ranked)) if place not in stay]:
+            self._drop(entry)
+        for i in sorted(place for place in stay if place >= 0):
+            x, y = batch.x[i].copy(), int(batch.y[i])
+            self._insert(_Entry(ids[i], x, y, 0, float(scores[i]), int(arrivals[i])))
         return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
 
     def stored(self) -> Stored:
