@@ -148,6 +148,9 @@ class MemoryStore:
                 entry = _Entry(id_, _LATER, 0, region, score, arrival)
                 self._insert(entry)
                 added.append((i, entry))
+                if leaving is not None and leaving.region == region:
+                    least[region] = np.nan  # in no other region has anything changed
+                    continue
             elif sound:
                 fates[i], floors[i] = OfferResult.REFRESHED, entry.key[1]
                 entry.score, entry.arrival = score, arrival
