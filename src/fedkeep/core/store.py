@@ -160,9 +160,9 @@ class MemoryStore:
             else:
                 displaced[i] = self._drop(entry)
             least = unknown.copy()
-        for i, entry in added:  # most of them may have left again: only what stays is copied
-            if entries.get(entry.id) is entry:
-                entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+        # Most of them may have left again: only what stays is copied.
+        for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
+            entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
         return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
 
     def _knows_none(self, ids: list[int]) -> bool:
