@@ -76,9 +76,9 @@ def advise(
     """Say what devices should keep of data like yours.
 
     Tries FIFO, class-balanced FIFO, a balanced reservoir with and without a gist, ODE and unlimited
-    storage on it, each at its own
-    learning rate, and ends in words: what to use, by how much, how sure that is, what a larger store or a gist would
-    buy, and what to worry about. Ctrl-C keeps what is done; the same call goes on from there.
+    storage on it, each at its own learning rate, and ends in words: what to use, by how much, how
+    sure that is, what a larger store or a gist would gain, and what to check. Ctrl-C keeps what is
+    done; the same call goes on from there.
     """
     folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
     make_folder(folder)
@@ -113,7 +113,8 @@ def advise(
         complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
-            f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
+            f"stopped before any run had ended: the same call goes on from there ({folder}), "
+            "--minutes gives it longer"
         )
     advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
     typer.echo("\n".join(advice))
@@ -139,7 +140,7 @@ def _samples(size: str, sample_bytes: int) -> int:
 
 @contextmanager
 def _stage_progress() -> Iterator[Callable[[str, float, float], None]]:
-    """A bar with the time left in a terminal; elsewhere a line a stage."""
+    """Show a bar with the time left in a terminal; elsewhere a line a stage."""
     console = Console(stderr=True)
     columns = (bars.BarColumn(), bars.TextColumn("{task.percentage:3.0f} %"), DESCRIPTION)
     with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:

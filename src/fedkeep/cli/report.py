@@ -1,4 +1,4 @@
-"""`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
+"""`fedkeep report`: the results of a directory of runs, in the terminal, as Markdown and HTML."""
 
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +65,7 @@ def report(
 
 
 def print_tables(comparison: Comparison) -> None:
+    """Print the tables of a comparison in the terminal."""
     console = Console()
     for table in words.tables(comparison):
         drawn = Table(title=Text(table.title), title_justify="left")
@@ -80,6 +81,7 @@ def print_tables(comparison: Comparison) -> None:
 
 
 def write(path: Path, text: str) -> None:
+    """Write a report; a DataError says why it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

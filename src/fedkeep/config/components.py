@@ -26,5 +26,5 @@ REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("a
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:
-    """The policy of that name, or the class at `module:Class`."""
+    """Find the policy of that name, or the class at `module:Class`."""
     return find_component(POLICIES, name)

@@ -97,8 +97,8 @@ class SelectionPolicy(ABC):
     ...     def score(self, batch: Batch, view: ScoringContext) -> Scores:
     ...         return view.uniform + self.bonus * view.arrival
     >>> from fedkeep.testing import check_policy
-    >>> check_policy(Young(bonus=2.0))  # the laws that it keeps; one that it broke would be raised
-    ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
+    >>> check_policy(Young(bonus=2.0)).passed  # a rule that it broke would be raised
+    ('scores', 'inputs', 'chunking', 'restart', 'repeatable', 'rescoring', 'memory')
     """
 
     uses_direction: ClassVar[bool] = False

@@ -124,7 +124,7 @@ class OfferResult(IntEnum):
     REFUSED = 0
     KEPT = 1
     REPLACED = 2
-    """Stateful, in place of another sample."""
+    """Kept, in place of another sample."""
     REFRESHED = 3
     """Stored already: its score was renewed."""
 
