@@ -64,6 +64,8 @@ _QUIET = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-heade
 _QUIET += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 Coverage = dict[str, dict[int, set[str]]]
+_AT_IMPORT = ""
+"""Stands for a test's name where lines are executed by an import."""
 
 
 class _LineTracer:
@@ -75,7 +77,17 @@ class _LineTracer:
         self.seconds: dict[str, float] = {}
 
     @pytest.hookimpl(hookwrapper=True)
+    def pytest_collection(self) -> Iterator[None]:
+        with self._traced(_AT_IMPORT):
+            yield
+
+    @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        with self._traced(item.nodeid):
+            yield
+
+    @contextlib.contextmanager
+    def _traced(self, name: str) -> Iterator[None]:
         executed: set[tuple[str, int]] = set()
 
         def trace_lines(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
@@ -89,8 +101,8 @@ class _LineTracer:
         sys.settrace(trace)
         yield
         sys.settrace(None)
-        self.lines[item.nodeid] = sorted(executed)
-        self.seconds[item.nodeid] = time.perf_counter() - start
+        self.lines[name] = sorted(executed)
+        self.seconds[name] = time.perf_counter() - start
 
 
 class _MutantFinder(importlib.abc.MetaPathFinder):
@@ -152,8 +164,8 @@ def _repeatable() -> None:
 
 def measure_coverage(
     files: Sequence[Path], tests: Sequence[str]
-) -> tuple[Coverage, dict[str, float]]:
-    """Run the tests once; which of them execute each line, and the seconds that each takes."""
+) -> tuple[Coverage, dict[str, set[int]], dict[str, float]]:
+    """Run the tests once: which execute each line, which lines imports do, and each's seconds."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "lines.json")
 
@@ -168,20 +180,27 @@ def measure_coverage(
             raise SystemExit("The tests fail without any mutant: run them alone first.")
         lines, seconds = json.loads(report.read_text(encoding="utf-8"))
     covered: Coverage = defaultdict(lambda: defaultdict(set))
+    imported: dict[str, set[int]] = defaultdict(set)
     for test, places in lines.items():
         for file, line in places:
-            covered[file][line].add(test)
-    return covered, seconds
+            if test == _AT_IMPORT:
+                imported[file].add(line)
+            else:
+                covered[file][line].add(test)
+    return covered, imported, seconds
 
 
-def tests_of(mutant: Mutant, covered: dict[int, set[str]], seconds: dict[str, float]) -> list[str]:
+def tests_of(
+    mutant: Mutant, covered: dict[int, set[str]], imported: set[int], seconds: dict[str, float]
+) -> list[str]:
     """Choose the tests that execute the changed lines, quickest first.
 
-    What runs at import alone (a default, a constant) is tested by whatever touches the file.
+    Lines that run at import alone (a default, a decorator's body) are tested by whatever touches
+    the file; those of a function that nothing calls are tested by nothing.
     """
     first, last = mutant.lines
     chosen = set().union(*(covered.get(line, set()) for line in range(first, last + 1)))
-    if not chosen and mutant.at_import:
+    if not chosen and (mutant.at_import or first in imported):
         chosen = set().union(*covered.values())
     return sorted(chosen, key=lambda test: (seconds[test], test))
 
@@ -204,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("area", choices=AREAS)
     parser.add_argument("--per-file", type=int, default=20, help="mutants of each file")
-    parser.add_argument("--only", default="", help="files whose path contains this")
+    parser.add_argument("--only", nargs="*", default=[""], help="files whose path contains one")
     chosen = parser.parse_args()
     os.nice(10)
     sources, tests = AREAS[chosen.area]
@@ -212,20 +231,21 @@ def main() -> None:
         file.resolve()
         for source in map(Path, sources)
         for file in (sorted(source.rglob("*.py")) if source.is_dir() else [source])
-        if chosen.only in str(file)
+        if any(part in str(file) for part in chosen.only)
     ]
     for library in SHARED_LIBRARIES:
         importlib.import_module(library)
-    covered, seconds = measure_coverage(files, tests)
+    covered, imported, seconds = measure_coverage(files, tests)
     killed = total = 0
     for file in files:
         module = ".".join(file.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
         made = mutants(file.read_text(encoding="utf-8"), chosen.per_file)
-        alive = [
-            (mutant, found)
-            for mutant in made
-            if survives(module, mutant, found := tests_of(mutant, covered[str(file)], seconds))
-        ]
+        alive = []
+        for mutant in made:
+            name = str(file)
+            found = tests_of(mutant, covered[name], imported[name], seconds)
+            if survives(module, mutant, found):
+                alive.append((mutant, found))
         killed, total = killed + len(made) - len(alive), total + len(made)
         print(f"{file.relative_to(SRC)}: {len(made) - len(alive)} of {len(made)}", flush=True)
         for mutant, found in alive:
