@@ -149,7 +149,7 @@ def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> int:
         report = device.participate(order)
         direction, sent = (
             report.local_gradient,
-            len(to_bytes(Participate(order))) + len(to_bytes(Reported(report))),
+            len(to_bytes(Participate.of(order))) + len(to_bytes(Reported(report))),
         )
     return sent
 

@@ -174,7 +174,7 @@ def _check_rescoring(policy: SelectionPolicy, checks: _Checks, calls: _Calls) ->
         checks.passed.append("rescoring")
     else:
         checks.skip("rescoring", "the device never asked for new scores of stored samples")
-    if not policy.uses_direction:
+    if not policy.uses_global_gradient:
         checks.skip("global-gradient", "the policy does not use the global gradient")
     elif calls.with_gradient:
         with_gradient, without = (
@@ -194,7 +194,7 @@ def _observed(policy: SelectionPolicy, calls: _Calls) -> SelectionPolicy:
     def score(self: SelectionPolicy, batch: Batch, view: ScoringContext) -> Scores:
         calls.scored += view.previous is None
         calls.rescored += view.previous is not None
-        calls.with_gradient += view.direction is not None
+        calls.with_gradient += view.global_gradient is not None
         scores: Scores = own.score(self, batch, view)
         return scores
 
@@ -231,7 +231,7 @@ def _play(
         for chunk in chunks:
             part = samples.take(slice(start, start + chunk))
             outcome, _ = device.observe(part, float(round_))
-            left_out = np.isin(outcome.fates, [OfferResult.REFUSED, OfferResult.REPLACED])
+            left_out = np.isin(outcome.results, [OfferResult.REFUSED, OfferResult.REPLACED])
             selected += int(left_out.sum())
             start += chunk
             if restart:

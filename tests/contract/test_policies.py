@@ -31,4 +31,4 @@ def test_keeps_the_laws(policy: SelectionPolicy) -> None:
     assert {"scores", "inputs", "rescoring"} <= set(report.passed)
     choosing = {"chunking", "restart", "repeatable", "memory"}
     assert choosing <= set(report.skipped if policy.unbounded else report.passed)
-    assert ("global-gradient" in report.passed) == policy.uses_direction
+    assert ("global-gradient" in report.passed) == policy.uses_global_gradient

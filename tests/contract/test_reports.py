@@ -80,7 +80,7 @@ class RemembersEverything(SelectionPolicy):
 
 
 class IgnoresTheGlobalGradient(SelectionPolicy):
-    uses_direction = True
+    uses_global_gradient = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.uniform

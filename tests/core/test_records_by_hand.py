@@ -110,30 +110,30 @@ def estimate(gradient: float, round_: int = 0, weight: float = 1.0) -> Estimate:
 
 def test_an_estimate_counts_for_its_rounds_and_leaves_with_its_device() -> None:
     estimator = IncrementalEstimator(max_age=2)
-    assert estimator.direction() is None
+    assert estimator.global_gradient() is None
     assert estimator.staleness(3) is None
     estimator.update({device: estimate(float(device)) for device in range(20)})
-    assert estimator.direction() == pytest.approx([9.5])
+    assert estimator.global_gradient() == pytest.approx([9.5])
     estimator.forget(19)
-    assert estimator.direction() == pytest.approx([9.0])
+    assert estimator.global_gradient() == pytest.approx([9.0])
     estimator.update({19: estimate(38.0, 1)})  # takes the free slot
     assert estimator.snapshot()["free"].tolist() == []
-    assert estimator.direction() == pytest.approx([(9 * 19 + 38) / 20])
+    assert estimator.global_gradient() == pytest.approx([(9 * 19 + 38) / 20])
     estimator.update({19: estimate(5.0, 2)})
     assert estimator.staleness(2) == pytest.approx(19 * 2 / 20)
     estimator.update({19: estimate(5.0, 3)})
-    assert estimator.direction() == pytest.approx([5.0])
+    assert estimator.global_gradient() == pytest.approx([5.0])
     assert sorted(estimator.snapshot()["free"].tolist()) == list(range(19))
 
 
 def test_an_old_estimate_does_not_set_the_clock_back() -> None:
     estimator = IncrementalEstimator(max_age=2)
     estimator.update({0: estimate(1.0, 5), 1: estimate(3.0, 2)})
-    assert estimator.direction() == pytest.approx([1.0])
+    assert estimator.global_gradient() == pytest.approx([1.0])
     restored = IncrementalEstimator(max_age=2)
     restored.restore(estimator.snapshot())
     restored.update({1: estimate(3.0, 2)})
-    assert restored.direction() == pytest.approx([1.0])
+    assert restored.global_gradient() == pytest.approx([1.0])
 
 
 def test_eq_8_goes_by_its_name_with_its_greatest_age() -> None:
@@ -162,9 +162,9 @@ def test_the_variance_of_the_pooled_mean_is_that_of_its_coefficients(
     assert found.past_weight == pytest.approx(float(alpha))
     new = min(fresh, count)
     stored = [alpha / 10] * 2 + [arrival] * new + [Fraction(0)] * (fresh - new)
-    shared = sum(stored) / len(stored)
+    shared = sum(stored, Fraction(0)) / len(stored)
     residual = alpha**2 * Fraction(3, 100) + (count - new) * arrival**2
-    residual += sum((coefficient - shared) ** 2 for coefficient in stored)
+    residual += sum(((coefficient - shared) ** 2 for coefficient in stored), Fraction(0))
     model = found.noise_model
     assert model.sample_coefficients.tolist() == pytest.approx([float(shared)])
     assert model.counts.tolist() == [2.0 + fresh]

@@ -6,23 +6,31 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "fedkeep"
-FORMER_CLASSES = """
+FORMER_CLASSES = set(
+    """
     Usual Claims Making Mixture Mending Holding Holdings Window Shares Prepared Job Fate Kept View
     Rival Ground Cell Probe Measurements Door Guard Guards Ledger SumBook SumMember SumTerms Vitals
     Asked Voice Frugality Intake Magnitudes Note ModelDate Look Forge Programme Keeping Refusal
-""".split()
-FORMER_FUNCTIONS = """
+    """.split()
+)
+FORMER_FUNCTIONS = set(
+    """
     tame founded most_claimed heaviest_of three_spreads_above composition pull bounded reduced_to
     slope_to lasting mend stretches lay_ground unlearn take_in follow draft install adopt complete
     descend naming needing writing beside put_under take_under fair bends direction uses_direction
-""".split()
-FORMER_ATTRIBUTES = """
+    """.split()
+)
+FORMER_ATTRIBUTES = set(
+    """
     displaced floors fates bends fair uses_direction likeness worth trust reach guards rival
-""".split()
-FORMER_MODULES = """
+    """.split()
+)
+FORMER_MODULES = set(
+    """
     usual making judging rivals chain keys names opening running intake trickle lies door sum_book
     estimators coordination
-""".split()
+    """.split()
+)
 DATA = {
     "Reason": {"displaced"},
     "RefusedRecord": {"displaced"},
@@ -30,6 +38,7 @@ DATA = {
     "Decided": {"displaced"},
     "SampleMetadata": {"displaced"},
     "GistStatus": {"trust", "likeness", "worth", "reach"},
+    "Change": {"displaced"},
     "GistLine": {"trust", "likeness", "worth", "reach"},
 }
 """Fields of messages and of record lines, whose names are data."""

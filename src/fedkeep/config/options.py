@@ -24,10 +24,11 @@ class StorageOptions(StoreRules):
     """`storage`: how much a device can keep, and what becomes of it."""
 
     capacity: int | tuple[int, ...] = 10
-    """|B_c| of the paper: how many samples a device can keep; a list has a number for each device of
-    a simulated fleet."""
+    """|B_c| of the paper: how many samples a device can keep; a list has a number for each device
+    of a simulated fleet."""
     capacity_spread: float = 0.0
-    """Simulated only: standard deviation of the logarithm of a device's capacity around `capacity`."""
+    """Simulated only: standard deviation of the logarithm of a device's capacity around
+    `capacity`."""
     after_use: Literal["keep", "discount", "evict_trained_first"] = "keep"
     """What becomes of samples that were trained on: `keep` is the paper, their score is all that
     counts; `discount` lowers their rank with each use; `evict_trained_first` lets any later arrival
@@ -111,8 +112,8 @@ class EstimatorOptions:
     exact_samples: int | None = None
     """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
     normalise: bool = True
-    """`incremental`: divide by the weight of the devices that have reported; false is Eq. 8 as printed, where those
-    that have not yet count as zeros."""
+    """`incremental`: divide by the weight of the devices that have reported; false is Eq. 8 as
+    printed, where those that have not yet count as zeros."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", "exact_samples", least=1)
@@ -183,8 +184,8 @@ class RecordOptions:
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
     accuracy: Literal["pooled", "devices"] = "pooled"
-    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is the
-    paper's mean over the devices."""
+    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is
+    the paper's mean over the devices."""
     checkpoint_every: int = 100
     """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from
     there."""

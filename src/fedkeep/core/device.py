@@ -180,7 +180,7 @@ class Device:
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
         if store is None:
             none = np.zeros(count, dtype=np.int64)
-            store = MemoryStore(none, after_use, bends=options.quotas == "soft")
+            store = MemoryStore(none, after_use, soft_quotas=options.quotas == "soft")
         self.store = store
         self.exchange = gradient_exchange(policy, gist, options.gradient_from)
         self.sender = self.exchange.sender(learner, count, clip)
@@ -217,7 +217,7 @@ class Device:
                 " set weights.client_label = 1, or label_matching = false"
             )
         size = self.learner.tail(options.last_layers)
-        return Gist(options, size, count, self.seed, unbiased=self.policy.fair)
+        return Gist(options, size, count, self.seed, unbiased=self.policy.unbiased)
 
     @property
     def global_gradient(self) -> Vector | None:

@@ -67,7 +67,7 @@ class Participation:
         self.device, self.order = device, order
         self.correction: Correction | None = None
         """What the gist corrects; None without one."""
-        self._first_gradient = device.global_gradient is None and order.direction is not None
+        self._first_gradient = device.global_gradient is None and order.global_gradient is not None
         self._stored: Stored
         self._probe: GradientProbe
         self._gradients: StoredGradients | None = None
@@ -176,7 +176,7 @@ class Participation:
                 ahead = device.learner.probe(model).measure(self.job.batch)
             phi = self._gradients.noise_regression(ahead)
             self._add(self.correction.step_average(phi, self.steps))
-        device.set_model(self.order.model, self.order.direction, self._probe)
+        device.set_model(self.order.model, self.order.global_gradient, self._probe)
         if device.gist is not None:
             device.gist.keep(self.correction)
 

@@ -12,7 +12,7 @@ from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 
 _GIVES_WAY, _RANKED = 0, 1
-"""Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
+"""Tiers of a key: what gives way is evicted for any newcomer; the rest ranks by score."""
 _Key = tuple[int, float, int]
 """(tier, effective score, arrival): the lowest key leaves first, so that the newest wins ties."""
 _ROOM: _Key = (_GIVES_WAY, np.nan, 0)
@@ -54,16 +54,16 @@ class _Entry:
 class MemoryStore:
     """A `Store` in memory, with a sorted list per region; a hopeless offer costs almost nothing.
 
-    Where the store `bends`, quotas are targets: a region may use what the others leave free, and
+    With `soft_quotas`, quotas are targets: a region may use what the others leave free, and
     when all slots are taken the lowest sample of the region most above its target goes (of equals
     the region that holds most, then the one with the oldest sample). Otherwise no region ever holds
     more than its quota, as in the paper.
 
-    >>> store = MemoryStore(np.array([1, 1]), bends=True)
+    >>> store = MemoryStore(np.array([1, 1]), soft_quotas=True)
     >>> def come(number, region, score):
     ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
     ...     outcome = store.offer(batch, batch.y, np.array([score]), batch.ids)
-    ...     return OfferResult(outcome.fates[0]).name
+    ...     return OfferResult(outcome.results[0]).name
     >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
     ['KEPT', 'KEPT', 'REFUSED']
     >>> come(4, 1, 0.1)  # and takes it back
@@ -73,9 +73,9 @@ class MemoryStore:
     """
 
     def __init__(
-        self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, bends: bool = False
+        self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, soft_quotas: bool = False
     ) -> None:
-        self.after_use, self.bends, self.regions = after_use, bends, len(quotas)
+        self.after_use, self.soft_quotas, self.regions = after_use, soft_quotas, len(quotas)
         self._quotas: list[int] = quotas.tolist()
         self._entries: dict[int, _Entry] = {}
         self._ranked: list[list[_Entry]] = [[] for _ in quotas]
@@ -92,16 +92,16 @@ class MemoryStore:
             raise ValueError(f"expected quotas for {self.regions} regions, got {len(quotas)}")
         self._quotas = quotas.tolist()
         dropped = []
-        while self.bends and len(self._entries) > sum(self._quotas):
+        while self.soft_quotas and len(self._entries) > sum(self._quotas):
             dropped.append(self._drop(self._ranked[self._most_above()][0]))
         for ranked, quota in zip(self._ranked, self._quotas, strict=True):
-            while not self.bends and len(ranked) > quota:
+            while not self.soft_quotas and len(ranked) > quota:
                 dropped.append(self._drop(ranked[0]))
         return dropped
 
     def would_hold(self, counts: IntArray, quotas: IntArray) -> bool:
         """Tell whether so many samples of each region stay under these quotas."""
-        return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
+        return bool(counts.sum() <= quotas.sum() if self.soft_quotas else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
@@ -122,26 +122,26 @@ class MemoryStore:
             entry = self._entries.get(id_)
             sound = score > -np.inf
             if entry is None and (not sound or (_RANKED, score, arrival) < to_beat):
-                outcome.floors[i] = to_beat[1]
+                outcome.thresholds[i] = to_beat[1]
                 continue
             ways.clear()
             if entry is None:
-                outcome.fates[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
+                outcome.results[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
                 if leaving is not None:
-                    outcome.floors[i] = leaving.key[1]
-                    outcome.displaced[i] = self._drop(leaving)
+                    outcome.thresholds[i] = leaving.key[1]
+                    outcome.evicted[i] = self._drop(leaving)
                 self._insert(
                     _Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival)
                 )
             elif sound:
-                outcome.fates[i] = OfferResult.REFRESHED
-                outcome.floors[i] = entry.key[1]
+                outcome.results[i] = OfferResult.REFRESHED
+                outcome.thresholds[i] = entry.key[1]
                 entry.score, entry.arrival = score, arrival
                 self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
                 if entry.uses and self.after_use.name == "discount":
                     self._rank(self._ranked[entry.region])
             else:
-                outcome.displaced[i] = self._drop(entry)
+                outcome.evicted[i] = self._drop(entry)
         return outcome
 
     def stored(self) -> Stored:
@@ -226,11 +226,11 @@ class MemoryStore:
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
         held, slots = len(self._ranked[region]), self._quotas[region]
-        if self.bends:
+        if self.soft_quotas:
             held, slots = len(self._entries), sum(self._quotas)
         if held < slots:
             return _ROOM, None
-        giver = self._most_above(region) if self.bends else region
+        giver = self._most_above(region) if self.soft_quotas else region
         if not self._ranked[giver]:
             return _NO_ROOM, None
         lowest = self._ranked[giver][0]
