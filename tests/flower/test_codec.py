@@ -215,7 +215,7 @@ def test_orders_share_their_model() -> None:
     model = np.ones(1000, dtype=np.float32)
     orders = [TrainOrder(0, model, None, LocalTraining(0.1, 1), accepted) for accepted in (None, 3)]
     first, second = (
-        c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate, orders))
+        c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate.of, orders))
     )
     assert first.data is second.data
 
