@@ -28,7 +28,13 @@ import pytest
 from tests.mutation.operators import Mutant, mutants
 
 SRC = Path("src").resolve()
-CORE_TESTS = ["tests/core", "tests/contract", "tests/paper"]
+CORE_TESTS = [
+    "tests/core",
+    "tests/contract",
+    "tests/paper",
+    "tests/agent/test_orders.py",
+    "tests/flower/test_codec.py",
+]
 AREAS: dict[str, tuple[list[str], list[str]]] = {
     "core": (["src/fedkeep/core"], CORE_TESTS),
     "agent": (
