@@ -219,7 +219,7 @@ class Device:
         return Gist(options, layout, count, self.seed, unbiased=self.policy.unbiased)
 
     def _make_window(self, regions: int) -> GradientAccumulator:
-        """Make what sums arrivals: whole where any part of the device needs that, or as the gist."""
+        """Make what sums arrivals: whole where any part of the device needs it, or as the gist."""
         if self.gist is None and not self.sender.sums_arrivals:
             return GradientAccumulator(0, regions)
         if self.gist is None or self.gist.layout.whole or self.sender.sums_arrivals:

@@ -103,7 +103,7 @@ class LabelHolders:
         self.holders[taken] += len(devices)
 
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label as many more holders as the shortest chain of exchanges allows.
+        """Find the label as many more holders as the shortest chain of exchanges allows.
 
         Says whether there is one.
         """
@@ -133,7 +133,7 @@ class LabelHolders:
         return True
 
     def _hand_on(self, dropped: int, taken: int, count: int) -> None:
-        """The fastest of those that can take one label for another do."""
+        """Let the fastest of those that can take one label for another do so."""
         swappers = self._swappers(dropped, taken)
         self.swap(swappers[fastest(self.velocity[swappers, taken], count)], dropped, taken)
 
@@ -145,7 +145,7 @@ class LabelHolders:
 
 
 def fastest(rates: AnyArray, count: int) -> IntArray:
-    """The positions of the `count` largest rates; among equals the first."""
+    """Return the positions of the `count` largest rates; among equals the first."""
     if count >= len(rates):
         return np.arange(len(rates))
     threshold = np.partition(rates, len(rates) - count)[len(rates) - count]
@@ -155,7 +155,7 @@ def fastest(rates: AnyArray, count: int) -> IntArray:
 
 
 def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
-    """Marks the counts[i] largest positive values of each row i; among equals the first."""
+    """Mark the counts[i] largest positive values of each row i; among equals the first."""
     marked = counts[:, None] >= np.count_nonzero(values > 0, axis=1)[:, None]
     chosen: BoolArray = marked & (values > 0)
     rows = np.flatnonzero(~marked[:, 0] & (counts > 0))
@@ -173,7 +173,7 @@ def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
 
 
 def row_chunks(rows: IntArray) -> Iterator[IntArray]:
-    """The rows in portions, so that temporary arrays stay small beside a fleet of millions."""
+    """Split the rows in portions, so that temporary arrays stay small beside a fleet of millions."""
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
 
@@ -181,7 +181,7 @@ def row_chunks(rows: IntArray) -> Iterator[IntArray]:
 def improve(
     holdings: LabelHolders, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool
 ) -> None:
-    """Makes exchanges until none of the cycles tried adds to the objective.
+    """Make exchanges until none of the cycles tried adds to the objective.
 
     No label comes to have fewer holders than the first of the `stages` asks for, nor do all
     together come to lack more of what the last one asks for. `concentrated` says that all slots but
