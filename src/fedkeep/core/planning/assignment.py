@@ -173,7 +173,7 @@ def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
 
 
 def row_chunks(rows: IntArray) -> Iterator[IntArray]:
-    """Split the rows in portions, so that temporary arrays stay small beside a fleet of millions."""
+    """Split the rows in portions, so that temporary arrays stay small for large fleets."""
     for start in range(0, len(rows), _ROWS):
         yield rows[start : start + _ROWS]
 
@@ -214,7 +214,7 @@ def improve(
 def _gains(
     holdings: LabelHolders, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool
 ) -> tuple[FloatArray, IntArray]:
-    """The best exchange for every two labels, (Y + 2, Y + 2), the last two being the pools.
+    """Find the best exchange for every two labels, (Y + 2, Y + 2), the last two being the pools.
 
     What it adds to the objective, and the device that makes it.
     """
@@ -298,7 +298,7 @@ device's capacity."""
 
 
 def _quota_table(fleet: FleetProfiles) -> AnyArray:
-    """An empty D, in the smallest integers that hold the largest capacity."""
+    """Make an empty D, in the smallest integers that hold the largest capacity."""
     largest = int(fleet.capacities.max(initial=0))
     return np.zeros(fleet.velocities.shape, dtype=np.int16 if largest < 2**15 else np.int64)
 
