@@ -1,4 +1,4 @@
-"""Every registered policy keeps every law, in every variant."""
+"""Every registered policy satisfies every invariant, in every variant."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The exported model: the same values as torch, new weights without the onnx library, nothing that runs code."""
+"""The exported model: torch's values, new weights without the onnx library, no executable code."""
 
 import sys
 from pathlib import Path
