@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check docs format clean reproduce reproduce-paper reproduce-quick faults
+.PHONY: help demo test check docs format clean reproduce reproduce-paper reproduce-quick faults mutants
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
@@ -33,6 +33,9 @@ test: $(VENV)/.dev    ## run the tests
 
 faults: $(VENV)/.dev  ## the fault tests in their long forms: kills, power cuts, full disks, corruption (an hour)
 	@$(BIN)/python -m tests.faults.agent_table; agent=$$?; $(BIN)/python -m tests.faults.flower_table && exit $$agent
+
+mutants: $(VENV)/.dev ## the mutation score of the core, and which mutants no test kills (an hour; AREA=agent, AREA=privacy)
+	@$(BIN)/python -m tests.mutation.run $(or $(AREA),core) --per-file $(or $(PER_FILE),20)
 
 check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/ruff format --check .

@@ -120,7 +120,7 @@ def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
 def message_bytes() -> dict[str, float]:
     """Count the bytes of arrays that one device sends and is sent in a round."""
     vector = np.ones(PARAMETERS, dtype=np.float32)
-    order = codec.encode(Participate(TrainOrder(0, vector, vector, LocalTraining(0.1, 1))))
+    order = codec.encode(Participate.of(TrainOrder(0, vector, vector, LocalTraining(0.1, 1))))
     report = codec.encode(Reported(Report(0, vector, 1.0, 1, 1, vector, 1)))
     down, up = (
         sum(len(array.data) for array in content.array_records[codec.ARRAYS].values())

@@ -108,7 +108,7 @@ def _play_round(grid: Grid, parts: Assembly, nodes: list[int], exchange: Exchang
     messages = [
         Message(content, nodes[device], MessageType.TRAIN, group_id=str(server.round))
         for device, content in zip(
-            orders, encode_all(map(Participate, orders.values())), strict=True
+            orders, encode_all(map(Participate.of, orders.values())), strict=True
         )
     ]
     parameters = len(server.model) + parts.learner.gradient_size

@@ -170,7 +170,7 @@ def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> tupl
         report = device.participate(order)
         if report.local_gradient is not None:  # the server's mean is a plain vector
             direction = np.array(report.local_gradient)
-        down, up = len(to_bytes(Participate(order))), len(to_bytes(Reported(report)))
+        down, up = len(to_bytes(Participate.of(order))), len(to_bytes(Reported(report)))
     return down, up
 
 

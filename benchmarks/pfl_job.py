@@ -37,7 +37,7 @@ class Softmax(torch.nn.Linear):
             return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
 
-class Clock(TrainingProcessCallback):
+class Clock(TrainingProcessCallback):  # type: ignore[misc] # pfl is not installed where types are checked
     """Notes when each round ends."""
 
     def __init__(self) -> None:

@@ -37,7 +37,7 @@ def memory(devices: int, length: int) -> float:
     estimator = IncrementalEstimator()
     for device in range(devices):
         estimator.update({device: Estimate(np.ones(length, dtype=np.float32), 1.0, 0)})
-    estimator.direction()
+    estimator.global_gradient()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return held / devices / (4 * length)
@@ -48,12 +48,12 @@ def merge_seconds(devices: int, participants: int, length: int) -> float:
     estimator = IncrementalEstimator()
     shared = np.ones(length, dtype=np.float32)
     estimator.update({device: Estimate(shared, 1.0, 0) for device in range(devices)})
-    estimator.direction()
+    estimator.global_gradient()
     chosen = np.random.default_rng(0).choice(devices, participants, replace=False)
     news = {int(device): Estimate(shared + 1, 1.0, 1) for device in chosen}
     started = process_time()
     estimator.update(news)
-    estimator.direction()
+    estimator.global_gradient()
     return process_time() - started
 
 

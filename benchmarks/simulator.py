@@ -331,7 +331,7 @@ def fleets(rounds: int, *, quick: bool) -> dict[str, float]:
     jobs = [(devices, rounds) for devices in sizes.values()]
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         small, *large = pool.map(fleet_cost, jobs, chunksize=1)
-    found = {}
+    found: dict[str, float] = {}
     for name, (taken, peak) in zip(list(sizes)[1:], large, strict=True):
         found |= {f"fleet_{name}_over_1k": taken / small[0], f"fleet_{name}_peak_gb": peak}
     return found

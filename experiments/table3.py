@@ -91,7 +91,7 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
     direction = np.random.default_rng(0).normal(size=learner.gradient_size).astype(np.float32)
     if experiment.names["policy"] not in {"fifo", "reservoir"}:
         device.set_model(
-            learner.initial(0), direction if experiment.policy.uses_direction else None
+            learner.initial(0), direction if experiment.policy.uses_global_gradient else None
         )
     device.apply_plan(Assignment(quotas, np.ones(regions.count), 1.0))
     return device

@@ -1,4 +1,4 @@
-"""Things of one's own: what `module:name` and `path/to/file.py:name` in a configuration lead to."""
+"""User-defined components: `module:name` and `path/to/file.py:name` in a configuration."""
 
 import importlib
 import importlib.util
@@ -14,18 +14,22 @@ Thing = TypeVar("Thing")
 
 
 def find_component(known: Registry[Thing], name: str) -> Thing:
-    """The member of that name, or the class of one's own at `module:Class`.
+    """Return the member of that name, or the user-defined class at `module:Class`.
 
     >>> from fedkeep.core.policies.fifo import Fifo
     >>> from fedkeep.core.policy import POLICIES
-    >>> find_component(POLICIES, "fifo") is find_component(POLICIES, "fedkeep.core.policies.fifo:Fifo") is Fifo
+    >>> find_component(POLICIES, "fifo") is Fifo
+    True
+    >>> find_component(POLICIES, "fedkeep.core.policies.fifo:Fifo") is Fifo
     True
     """
     return known.admit(name, load_object(name)) if ":" in name else find(name, known, known.kind)
 
 
 def load_object(path: str) -> Any:
-    """What stands at `module:name` or `path/to/file.py:name`; modules are looked for in the working directory too.
+    """Load what stands at `module:name` or `path/to/file.py:name`.
+
+    Modules are looked for in the working directory, too.
 
     >>> load_object("math:hypot")(3, 4)
     5.0
@@ -50,7 +54,7 @@ def load_object(path: str) -> Any:
 
 
 def _load_file(file: Path) -> ModuleType:
-    """The file as a module called by its whole path: another of the same name elsewhere is not taken for it."""
+    """Load a file as a module named by its whole path: equal names elsewhere cannot collide."""
     if str(file) not in sys.modules:
         spec = importlib.util.spec_from_file_location(str(file), file)
         assert spec is not None and spec.loader is not None  # noqa: PT018 - its name ends in .py

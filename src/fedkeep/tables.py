@@ -17,8 +17,15 @@ Table = dict[str, Any]
 
 
 def build(options: type[Options], table: Table, where: str) -> Options:
-    """The dataclass `options` with the table's values; wrong keys and values are named, with what is allowed.
+    """Build the dataclass `options` from a table.
 
+    Raises
+    ------
+    ConfigError
+        For a wrong key or value, which is named with what is allowed.
+
+    Examples
+    --------
     >>> from fedkeep.config.options import StorageOptions
     >>> build(StorageOptions, {"capacity": 5}, "storage").capacity
     5
@@ -39,7 +46,7 @@ def build(options: type[Options], table: Table, where: str) -> Options:
 
 
 def read_toml(path: Path) -> Table:
-    """The file's tables."""
+    """Read the tables of a TOML file; a ConfigError says why that cannot be done."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -51,7 +58,7 @@ def read_toml(path: Path) -> Table:
 
 
 def put(table: Table, key: str, value: Any) -> None:
-    """Sets a dotted key, making tables on the way; quotes hold a part together.
+    """Set a dotted key, making tables on the way; quotes hold a part together.
 
     >>> table = {}
     >>> put(table, 'sweep."storage.capacity"', [5, 10])
@@ -70,7 +77,7 @@ def put(table: Table, key: str, value: Any) -> None:
 
 
 def merged(below: Table, above: Table) -> Table:
-    """`below` with `above` laid over it, table by table; it shares no table with either.
+    """Lay `above` over `below`, table by table; the result shares no table with either.
 
     >>> merged({"train": {"rounds": 9, "epochs": 1}}, {"train": {"rounds": 5}, "seed": 1})
     {'train': {'rounds': 5, 'epochs': 1}, 'seed': 1}
@@ -89,7 +96,7 @@ def merged(below: Table, above: Table) -> Table:
 
 
 def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and their values, however the tables nest them.
+    """List dotted keys and their values, however the tables nest them.
 
     >>> dict(flat({"train": {"rounds": 9}, "seed": 1}))
     {'train.rounds': 9, 'seed': 1}
@@ -102,7 +109,7 @@ def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _explain(options: type[Any], table: Table, message: str, where: str) -> str:
-    """msgspec's message with the key, its value and what is allowed."""
+    """Complete a message of msgspec by the key, its value and what is allowed."""
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
         return f"'{where}.{missing[1]}' is missing"
     what, _, path = message.partition(" - at `$.")

@@ -101,7 +101,9 @@ def test_the_tightest_budget_holds_model_gist_and_window(
     for round_ in range(4):
         feed(agent, 100 * round_, 40)
         given = order(assembly, round_)
-        direction = None if (policy, name) == ("balanced-reservoir", "local") else given.direction
+        direction = (
+            None if (policy, name) == ("balanced-reservoir", "local") else given.global_gradient
+        )
         agent.participate(TrainOrder(round_, given.model, direction, LocalTraining(0.1, 2)))
     feed(agent, 900, 40)
     gist, window = agent.device.gist, agent.device.window

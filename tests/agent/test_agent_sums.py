@@ -136,12 +136,12 @@ def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
     services = [Service(assembly.agent) for assembly in (secure, plain)]
     try:
         asked = order(secure)
-        refused = services[0].answer(to_bytes(Participate(asked)))
+        refused = services[0].answer(to_bytes(Participate.of(asked)))
         assert isinstance(refused, Failed)
         assert "secure orders only" in refused.detail
         some = told.encode(terms(secure, 0, session(1)))
-        assert isinstance(services[0].answer(to_bytes(Participate(asked, some))), Answered)
-        for request in (Participate(asked, some), AskSum(b"")):
+        assert isinstance(services[0].answer(to_bytes(Participate.of(asked, some))), Answered)
+        for request in (Participate.of(asked, some), AskSum(b"")):
             answer = services[1].answer(to_bytes(request))
             assert isinstance(answer, Failed)
             assert "masks nothing" in answer.detail

@@ -45,7 +45,7 @@ AT_THE_BOUNDS = replace(
     SOUND,
     round=LAST_ROUND,
     model=np.full_like(MODEL, LARGEST_PARAMETER),
-    direction=np.full_like(MODEL, -LARGEST_PARAMETER),
+    global_gradient=np.full_like(MODEL, -LARGEST_PARAMETER),
     local=LocalTraining(FASTEST_RATE, MOST_EPOCHS, 1),
 )
 HOSTILE_TERMS: list[dict[str, Any]] = [
@@ -101,10 +101,11 @@ def test_a_hostile_sum_gets_no_word_out_of_an_agent(tmp_path: Path) -> None:
         for changed in HOSTILE_TERMS:
             with pytest.raises(RejectedError, match=r"sum-terms|threshold|too few devices"):
                 client.ask(
-                    Participate(SOUND, encode(msgspec.structs.replace(terms, **changed))), Answered
+                    Participate.of(SOUND, encode(msgspec.structs.replace(terms, **changed))),
+                    Answered,
                 )
         assert client.status().round == -1, "nothing of them is stored"
-        keys = decode(client.ask(Participate(SOUND, encode(terms)), Answered).answer, Keys).keys
+        keys = decode(client.ask(Participate.of(SOUND, encode(terms)), Answered).answer, Keys).keys
         invented = {d: MaskingDevice(d, terms.session, 3).keys() for d in (1, 2)}
         with pytest.raises(RejectedError, match="not a member"):
             client.ask(AskSum(encode(PartyKeys(terms.session, {0: keys, **invented}))), Answered)

@@ -34,11 +34,11 @@ BAD: dict[str, tuple[str, Callable[[TrainOrder], TrainOrder]]] = {
     ),
     "a short direction": (
         "direction-shape",
-        lambda o: replace(o, direction=np.zeros(1, np.float32)),
+        lambda o: replace(o, global_gradient=np.zeros(1, np.float32)),
     ),
     "an infinite direction": (
         "direction-not-finite",
-        lambda o: replace(o, direction=np.full_like(o.model, np.inf)),
+        lambda o: replace(o, global_gradient=np.full_like(o.model, np.inf)),
     ),
     "a model of giants": (
         "model-too-large",

@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"rounds": 8, "seeds": 2, "jobs": 1, "progress": False}
 class Newest(fedkeep.SelectionPolicy):
     """FIFO, written by a user."""
 
-    fair = True
+    unbiased = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         return view.arrival.astype(np.float64)

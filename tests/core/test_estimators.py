@@ -150,7 +150,7 @@ def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_w
             last[device] = gradient
             covered.add(device)
         estimator.update({d: Estimate(g, zeta[d], round_) for d, g in news.items()})
-        direction = estimator.direction()
+        direction = estimator.global_gradient()
         assert direction is not None
         np.testing.assert_allclose(
             direction * sum(zeta[d] for d in covered), running, rtol=1e-5, atol=1e-6
@@ -161,13 +161,13 @@ def test_the_global_estimate_is_the_running_sum_of_equation_8_over_the_covered_w
 def test_nothing_of_a_replaced_or_forgotten_estimate_stays(devices: int) -> None:
     estimator = IncrementalEstimator()
     estimator.update({d: Estimate(vector(1.0, float(d % 7)), 1.0, 0) for d in range(devices)})
-    before = estimator.direction()
+    before = estimator.global_gradient()
     estimator.update(
         {0: Estimate(vector(1e9, -1e9), 1.0, 1), devices: Estimate(vector(3e8, 1.0), 5.0, 1)}
     )
     estimator.update({0: Estimate(vector(1.0, 0.0), 1.0, 2)})
     estimator.forget(devices)
-    np.testing.assert_array_equal(estimator.direction(), before)
+    np.testing.assert_array_equal(estimator.global_gradient(), before)
 
 
 def test_the_global_estimator_survives_a_restart_to_the_bit() -> None:
@@ -185,21 +185,21 @@ def test_the_global_estimator_survives_a_restart_to_the_bit() -> None:
     news = {1000: Estimate(vector(1, 2, 3), 0.7, 41)}
     estimator.update(news)
     other.update(news)
-    np.testing.assert_array_equal(estimator.direction(), other.direction())
+    np.testing.assert_array_equal(estimator.global_gradient(), other.global_gradient())
 
 
 def test_old_estimates_expire() -> None:
     estimator = IncrementalEstimator(max_age=10)
     estimator.update({1: Estimate(vector(5.0), 1.0, 0)})
     estimator.update({2: Estimate(vector(1.0), 1.0, 11)})
-    np.testing.assert_array_equal(estimator.direction(), vector(1.0))
+    np.testing.assert_array_equal(estimator.global_gradient(), vector(1.0))
 
 
 def test_participants_takes_this_round_only_and_keeps_it_where_none_reports() -> None:
     estimator = RoundMeanEstimator()
-    assert estimator.direction() is None
+    assert estimator.global_gradient() is None
     estimator.update({1: Estimate(vector(1.0), 1.0, 0), 2: Estimate(vector(4.0), 2.0, 0)})
-    np.testing.assert_array_equal(estimator.direction(), vector(3.0))
+    np.testing.assert_array_equal(estimator.global_gradient(), vector(3.0))
     estimator.update({3: Estimate(vector(7.0), 1.0, 1)})
     estimator.update({})
-    np.testing.assert_array_equal(estimator.direction(), vector(7.0))
+    np.testing.assert_array_equal(estimator.global_gradient(), vector(7.0))

@@ -12,7 +12,7 @@ from fedkeep.core.types import Scores
 def keys_of(values: Scores, uniform: Scores, sharpness: float) -> Scores:
     """What a drawn choice makes of samples with these values and random numbers."""
     measured = SimpleNamespace(projections=lambda _: values)
-    view = SimpleNamespace(direction=np.ones(1), measurements=measured, uniform=uniform)
+    view = SimpleNamespace(global_gradient=np.ones(1), measurements=measured, uniform=uniform)
     return Ode(choice="drawn", sharpness=sharpness).score(None, view)  # type: ignore[arg-type]
 
 

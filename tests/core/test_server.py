@@ -66,7 +66,7 @@ def report(round_: int, value: float = 1.1, weight: float = 1.0, gradient: float
 def test_a_round_merges_models_and_estimators() -> None:
     server = server_of()
     orders = server.open_round([0, 1])
-    assert orders[0].direction is None
+    assert orders[0].global_gradient is None
     assert orders[0].accepted_round is None
     server.receive(0, report(0, 1.2, weight=1.0, gradient=2.0))
     server.receive(1, report(0, 1.4, weight=1.0, gradient=4.0))
@@ -76,7 +76,7 @@ def test_a_round_merges_models_and_estimators() -> None:
     order = server.open_round([0])[0]
     assert order.accepted_round == 0
     # Rates 6 and 12 weigh the estimators, whatever the reports weigh.
-    np.testing.assert_allclose(order.direction, (2 * 6 + 4 * 12) / 18, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(order.global_gradient, (2 * 6 + 4 * 12) / 18, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_duplicate_counts_once() -> None:
@@ -103,7 +103,7 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     np.testing.assert_allclose(server.model, 1.0, rtol=1e-6)
     order = server.open_round([0])[0]
     assert order.accepted_round == 0, "the device may forget what it sent"
-    np.testing.assert_allclose(order.direction, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(order.global_gradient, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_robust_mean_ignores_late_estimators() -> None:
@@ -112,11 +112,11 @@ def test_a_robust_mean_ignores_late_estimators() -> None:
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=-1.0))
     server.close_round()
-    before = server.open_round([2])[2].direction
+    before = server.open_round([2])[2].global_gradient
     server.receive(0, report(0, gradient=3.0))
     server.close_round()
     order = server.open_round([0])[0]
-    np.testing.assert_array_equal(order.direction, before)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(order.global_gradient, before)  # type: ignore[arg-type]
     assert order.accepted_round is None, "the device keeps what it has not been thanked for"
 
 
@@ -130,14 +130,14 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
     server.receive(1, report(0, gradient=1.0))
     server.close_round()
     server.open_round([2])
-    before = server.order(2).direction
+    before = server.order(2).global_gradient
     server.receive(0, report(0, gradient=3.0))
-    np.testing.assert_array_equal(server.order(2).direction, before)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(server.order(2).global_gradient, before)  # type: ignore[arg-type]
     server.receive(2, report(1, gradient=1.0))
     server.close_round()
     rates = {0: 6, 2: 18} if isinstance(estimator, RoundMeanEstimator) else {0: 6, 1: 12, 2: 18}
     expected = (3 * 6 + sum(rate for device, rate in rates.items() if device)) / sum(rates.values())
-    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.order(0).global_gradient, expected, rtol=1e-6)  # type: ignore[arg-type]
     assert server.order(0).accepted_round == 0
 
 
@@ -156,7 +156,7 @@ def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
     expected = (
         rates[:-1].sum() * np.full(2, 0.5**0.5) + rates[-1] * length * np.array([0.6, 0.8])
     ) / rates.sum()
-    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.order(0).global_gradient, expected, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
@@ -167,7 +167,7 @@ def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
     server.open_round([1])
     server.receive(0, report(0))
     server.close_round()
-    assert server.estimator.direction() is None
+    assert server.estimator.global_gradient() is None
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_device_that_left_no_longer_counts() -> None:
     server.receive(1, report(0, gradient=1.0))
     server.close_round()
     server.coordinate({d: Profile(6, np.ones(LABELS)) for d in range(1, 6)})
-    np.testing.assert_allclose(server.estimator.direction(), 1.0)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.estimator.global_gradient(), 1.0)  # type: ignore[arg-type]
 
 
 def test_a_late_report_of_a_device_that_left_is_rejected_whole() -> None:
@@ -238,7 +238,7 @@ def test_a_late_report_of_a_device_that_left_is_rejected_whole() -> None:
     assert rejection is not None
     assert rejection.reason == "left"
     server.close_round()
-    assert server.estimator.direction() is None
+    assert server.estimator.global_gradient() is None
 
 
 def test_a_device_that_leaves_after_it_reported_no_longer_counts() -> None:
@@ -249,7 +249,7 @@ def test_a_device_that_leaves_after_it_reported_no_longer_counts() -> None:
     server.coordinate({d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in range(1, 6)})
     server.close_round()
     np.testing.assert_allclose(server.model, 1.2, rtol=1e-6)
-    np.testing.assert_allclose(server.order(1).direction, 2.0, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.order(1).global_gradient, 2.0, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_selection_depends_on_seed_and_round_alone() -> None:
@@ -277,7 +277,9 @@ def test_a_restored_server_goes_on_to_the_bit() -> None:
     steady = play(server_of(), range(12))
     restarted = play(server_of(), range(12), restart_at=5)
     np.testing.assert_array_equal(steady.model, restarted.model)
-    np.testing.assert_array_equal(steady.estimator.direction(), restarted.estimator.direction())
+    np.testing.assert_array_equal(
+        steady.estimator.global_gradient(), restarted.estimator.global_gradient()
+    )
     assert steady.round == restarted.round == 12
 
 
@@ -311,7 +313,7 @@ def test_under_a_plan_made_elsewhere_every_estimator_counts_alike_and_leavers_ar
     server.receive(1, report(1, gradient=4.0))
     assert server.receive(5, report(0)).reason == "left"  # type: ignore[union-attr]
     server.close_round()
-    np.testing.assert_allclose(server.order(0).direction, 3.0)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.order(0).global_gradient, 3.0)  # type: ignore[arg-type]
 
 
 def test_under_a_plan_made_elsewhere_no_report_weighs_more_than_ten_mean_devices() -> None:
@@ -384,7 +386,7 @@ def test_a_first_model_can_be_set_and_a_closed_round_corrected_and_nothing_else(
 def test_only_an_oracle_sets_the_global_gradient() -> None:
     given = server_of(estimator=GivenEstimator())
     given.set_global_gradient(np.ones(2, dtype=np.float32))
-    assert given.order(0).direction is not None
+    assert given.order(0).global_gradient is not None
     for estimator in (IncrementalEstimator(), RoundMeanEstimator()):
         with pytest.raises(TypeError, match="estimates g_hat from reports"):
             server_of(estimator=estimator).set_global_gradient(None)
@@ -438,7 +440,7 @@ def test_without_limits_a_round_is_eq_2_and_eq_8_as_printed() -> None:
     np.testing.assert_allclose(server.model, 1 + steps @ weights / weights.sum(), rtol=1e-6)
     rates = 6.0 * np.arange(1, 7)
     expected = gradients @ rates / rates.sum()
-    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+    np.testing.assert_allclose(server.order(0).global_gradient, expected, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_without_limits_no_code_of_the_cuts_runs(monkeypatch: pytest.MonkeyPatch) -> None:

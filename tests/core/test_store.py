@@ -134,22 +134,22 @@ def test_tells_what_became_of_each_offer() -> None:
     outcome = offer(
         store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0), Arrival(3, 0, 2.0), Arrival(2, 0, 2.5)], 0
     )
-    assert outcome.fates.tolist() == [
+    assert outcome.results.tolist() == [
         OfferResult.KEPT,
         OfferResult.REPLACED,
         OfferResult.REFUSED,
         OfferResult.REFRESHED,
     ]
-    assert outcome.displaced.tolist() == [-1, 1, -1, -1]
-    assert np.isnan(outcome.floors[0])
-    assert outcome.floors[1] == 1.0
+    assert outcome.evicted.tolist() == [-1, 1, -1, -1]
+    assert np.isnan(outcome.thresholds[0])
+    assert outcome.thresholds[1] == 1.0
 
 
 def test_a_stored_sample_that_is_refused_when_it_comes_again_leaves_and_is_named() -> None:
     store = MemoryStore(np.array([2]))
     offer(store, [Arrival(1, 0, 1.0), Arrival(2, 0, 3.0)], 0)
     outcome = offer(store, [Arrival(1, 0, -np.inf), Arrival(5, 0, -np.inf)], 2)
-    assert (outcome.fates.tolist(), outcome.displaced.tolist()) == (
+    assert (outcome.results.tolist(), outcome.evicted.tolist()) == (
         [OfferResult.REFUSED] * 2,
         [1, -1],
     )
@@ -166,7 +166,7 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
     store = MemoryStore(np.array([1]))
     offer(store, [Arrival(1, 0, 9.0)], 0)
     outcome = offer(store, [Arrival(2, 0, 5.0), Arrival(1, 0, 1.0), Arrival(3, 0, 5.0)], 1)
-    assert outcome.fates.tolist() == [
+    assert outcome.results.tolist() == [
         OfferResult.REFUSED,
         OfferResult.REFRESHED,
         OfferResult.REPLACED,
@@ -190,11 +190,11 @@ def test_discount_lowers_the_rank_by_uses_and_works_on_negative_scores() -> None
     offer(store, [Arrival(1, 0, -1.0), Arrival(2, 0, -2.0), Arrival(3, 0, -3.0)], 0)
     store.mark_used(store.stored().batch.ids)
     outcome = offer(store, [Arrival(4, 0, -50.0)], 3)
-    assert outcome.displaced.tolist() == [3], "one use puts the lowest below every newcomer"
+    assert outcome.evicted.tolist() == [3], "one use puts the lowest below every newcomer"
     outcome = offer(store, [Arrival(5, 0, -2.5)], 4)
-    assert outcome.displaced.tolist() == [4]
+    assert outcome.evicted.tolist() == [4]
     outcome = offer(store, [Arrival(6, 0, -2.6)], 5)
-    assert outcome.displaced.tolist() == [2], (
+    assert outcome.evicted.tolist() == [2], (
         "a sample of -2 used once counts as the next lower one, -3"
     )
 
@@ -269,7 +269,7 @@ class NaiveBendingStore:
 def test_a_bending_store_keeps_what_a_naive_one_keeps_however_the_stream_is_cut(
     stream: list[Arrival], quotas: list[int], cuts: list[int]
 ) -> None:
-    naive, store = NaiveBendingStore(quotas), MemoryStore(np.array(quotas), bends=True)
+    naive, store = NaiveBendingStore(quotas), MemoryStore(np.array(quotas), soft_quotas=True)
     for number, arrival in enumerate(stream):
         naive.offer(arrival, number)
     offer_in_pieces(store, stream, cuts, most=sum(quotas))
@@ -280,15 +280,15 @@ def test_a_bending_store_keeps_what_a_naive_one_keeps_however_the_stream_is_cut(
 
 
 def test_a_region_that_lost_its_oldest_sample_may_take_from_another_within_the_same_batch() -> None:
-    store = MemoryStore(np.array([1, 1, 1]), bends=True)
+    store = MemoryStore(np.array([1, 1, 1]), soft_quotas=True)
     offer(store, [Arrival(0, 0, 0.5), Arrival(1, 1, 0.9), Arrival(2, 1, 0.8)], 0)
     outcome = offer(store, [Arrival(3, 0, 0.6), Arrival(4, 0, 0.1)], 3)
-    assert outcome.displaced.tolist() == [0, 2]
+    assert outcome.evicted.tolist() == [0, 2]
     assert store.stored().batch.ids.tolist() == [1, 3, 4]
 
 
 def test_a_store_with_fewer_slots_shrinks_from_the_region_most_above_its_target() -> None:
-    store = MemoryStore(np.array([1, 3, 0]), bends=True)
+    store = MemoryStore(np.array([1, 3, 0]), soft_quotas=True)
     offer(store, [Arrival(i, 0, float(i)) for i in range(0, 9, 3)] + [Arrival(1, 1, 0.0)], 0)
     assert store.configure(np.array([1, 1, 0])) == [0, 3]
     assert sorted(store.stored().batch.ids.tolist()) == [1, 6]

@@ -70,7 +70,7 @@ def test_what_a_sum_left_behind_survives_a_restart() -> None:
     first.close_sum(reports(), sum_of(reports()), np.array([0.5, -0.5], dtype=np.float32))
     second.restore(first.snapshot())
     assert second.model.tobytes() == first.model.tobytes()
-    assert second.order(0).direction.tolist() == [0.5, -0.5]  # type: ignore[union-attr]
+    assert second.order(0).global_gradient.tolist() == [0.5, -0.5]  # type: ignore[union-attr]
     assert second.order(0).accepted_round == 0
 
 
@@ -79,7 +79,7 @@ def test_a_sum_without_weight_or_estimators_changes_neither() -> None:
     server.open_round([0, 1])
     server.close_sum([0, 1], UpdateSum(np.zeros(4), 0.0), None)
     assert server.model is MODEL
-    assert server.estimator.direction().tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+    assert server.estimator.global_gradient().tolist() == [1.0, 1.0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def app_accuracy(model: Vector, config: UserConfig) -> float:
     """The share of all simulated devices' test samples that a model of the example gets right."""
     from fedkeep_app.task import experiment_of
 
-    ground = simulation_context(experiment_of(config))
-    test = ground.data.pooled_test
-    return float(np.mean(np.argmax(ground.learner.logits(model, test.x), axis=1) == test.y))
+    context = simulation_context(experiment_of(config))
+    test = context.data.pooled_test
+    return float(np.mean(np.argmax(context.learner.logits(model, test.x), axis=1) == test.y))
 
 
 def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> None:

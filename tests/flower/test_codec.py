@@ -1,9 +1,10 @@
 """What crosses the wire comes back bit for bit, or is refused with a reason."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -24,7 +25,7 @@ from fedkeep.protocol.messages import (
     Reported,
     Request,
 )
-from fedkeep.protocol.wire import from_bytes, to_bytes
+from fedkeep.protocol.wire import from_bytes, pack, to_bytes
 
 MODEL, GRADIENT, REGIONS = 4, 3, 2
 _vector = arrays(np.float32, 4, elements=st.floats(width=32))
@@ -32,6 +33,17 @@ _vector = arrays(np.float32, 4, elements=st.floats(width=32))
 
 def _report() -> Report:
     return Report(3, np.arange(4, dtype=np.float32), 2.5, 5, 7, np.ones(3, dtype=np.float32), 11)
+
+
+def test_an_order_has_the_same_names_on_the_wire_as_ever() -> None:
+    order = TrainOrder(7, np.zeros(1, np.float32), None, LocalTraining(0.1, 2))
+    head, _ = pack(Participate.of(order))
+    sent = msgspec.msgpack.decode(head[2:])
+    assert list(sent) == ["type", "order", "terms"]
+    names = ["round", "model", "direction", "local", "accepted_round", "assignment"]
+    assert list(sent["order"]) == names
+    present = [name.replace("direction", "global_gradient") for name in names]
+    assert [field.name for field in fields(TrainOrder)] == present
 
 
 @settings(deadline=None)
@@ -53,11 +65,11 @@ def test_an_order_survives_the_wire(
         accepted,
         plan if accepted else None,
     )
-    back = codec.decode(_over_the_wire(codec.encode(Participate(order))), DeviceRequest).order
+    back = codec.decode(_over_the_wire(codec.encode(Participate.of(order))), DeviceRequest).order
     assert back.model.tobytes() == model.tobytes()
-    assert (back.direction is None) == (direction is None)
+    assert (back.global_gradient is None) == (direction is None)
     assert direction is None or (
-        back.direction is not None and back.direction.tobytes() == direction.tobytes()
+        back.global_gradient is not None and back.global_gradient.tobytes() == direction.tobytes()
     )
     assert (back.round, back.local, back.accepted_round) == (7, order.local, accepted)
     assert (back.assignment is None) == (order.assignment is None)
@@ -203,7 +215,7 @@ def test_orders_share_their_model() -> None:
     model = np.ones(1000, dtype=np.float32)
     orders = [TrainOrder(0, model, None, LocalTraining(0.1, 1), accepted) for accepted in (None, 3)]
     first, second = (
-        c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate, orders))
+        c.array_records[codec.ARRAYS]["0"] for c in codec.encode_all(map(Participate.of, orders))
     )
     assert first.data is second.data
 

@@ -56,7 +56,7 @@ def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregatio
         played(SmallFleet(table={**tables, **privacy}), 6).server for privacy in (CLEAR, SECURE)
     ]
     models = [server.model for server in servers]
-    directions = [server.estimator.direction() for server in servers]
+    directions = [server.estimator.global_gradient() for server in servers]
     assert np.abs(models[0] - models[1]).max() < 1e-6
     assert np.abs(models[0]).max() > 1e-3
     assert np.abs(directions[0] - directions[1]).max() < 1e-6  # type: ignore[operator]
@@ -68,7 +68,7 @@ def test_a_policy_without_estimators_too() -> None:
         for privacy in (CLEAR, SECURE)
     ]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
-    assert servers[1].estimator.direction() is None
+    assert servers[1].estimator.global_gradient() is None
 
 
 def test_noise_and_masks_go_together(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_noise_and_masks_go_together(tmp_path: Path) -> None:
     servers = [played(of, 4).server for of in fleets]
     ledgers = [of.memories[0].load()["gate.ledger.releases"].tolist() for of in fleets]
     assert np.abs(servers[0].model - servers[1].model).max() < 1e-6
-    directions = [server.estimator.direction() for server in servers]
+    directions = [server.estimator.global_gradient() for server in servers]
     assert np.abs(directions[0] - directions[1]).max() < 1e-6  # type: ignore[operator]
     assert ledgers[0] == ledgers[1]
     assert sum(ledgers[1]) > 0
@@ -132,7 +132,10 @@ def test_a_round_goes_on_without_those_who_drop_out_at_any_step(kind: str) -> No
     second = next(strategy.rounds(secure.grid(), 2))
     next(clear.rounds(plain.grid(), 2))
     assert second.summary.accepted == (0, 1, 2, 3, 4)
-    direction, expected = strategy.server.estimator.direction(), clear.server.estimator.direction()
+    direction, expected = (
+        strategy.server.estimator.global_gradient(),
+        clear.server.estimator.global_gradient(),
+    )
     assert np.abs(direction - expected).max() < 1e-6  # type: ignore[operator]
 
 
@@ -146,9 +149,9 @@ def test_with_too_few_left_a_round_changes_nothing_and_the_next_one_loses_nothin
     outcome = next(strategy.rounds(DroppingGrid(secure.grid(), kind, {0, 1, 3}), 2))
     assert not outcome.quorate
     assert strategy.server.model.tobytes() == before
-    assert strategy.server.estimator.direction() is None
+    assert strategy.server.estimator.global_gradient() is None
     assert next(strategy.rounds(secure.grid(), 2)).quorate
-    assert strategy.server.estimator.direction() is not None
+    assert strategy.server.estimator.global_gradient() is not None
 
 
 def test_a_stricter_threshold_tolerates_fewer() -> None:
@@ -180,7 +183,7 @@ def test_an_answer_in_the_clear_is_refused_and_named() -> None:
     def in_the_clear(message: Message, context: Context) -> Message:
         if message.metadata.message_type == TRAIN:
             message.content = codec.encode(
-                Participate(codec.decode(message.content, DeviceRequest).order)
+                Participate.of(codec.decode(message.content, DeviceRequest).order)
             )
         return plain.apps[2](message, context)
 
@@ -331,8 +334,8 @@ def test_killed_and_resumed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
             next(strategy.rounds(resumed.grid(), 4))
     assert strategy.server.model.tobytes() == reference.server.model.tobytes()
     direction, expected = (
-        strategy.server.estimator.direction(),
-        reference.server.estimator.direction(),
+        strategy.server.estimator.global_gradient(),
+        reference.server.estimator.global_gradient(),
     )
     assert direction.tobytes() == expected.tobytes()  # type: ignore[union-attr]
 
@@ -367,7 +370,10 @@ def test_a_device_that_lost_its_memory_makes_the_sum_begin_anew(tmp_path: Path) 
     next(rounds)
     plain = SmallFleet(devices=4, options=ALL, table=CLEAR)
     clear = played(plain, 3)
-    direction, expected = strategy.server.estimator.direction(), clear.server.estimator.direction()
+    direction, expected = (
+        strategy.server.estimator.global_gradient(),
+        clear.server.estimator.global_gradient(),
+    )
     assert np.abs(direction - expected).max() < 1e-6  # type: ignore[operator]
 
 
@@ -381,10 +387,10 @@ def test_those_who_left_for_good_are_forgotten_and_those_who_return_count_once()
         left = grid.nodes.pop(1004)
         next(rounds)
         next(rounds)
-        directions.append(strategy.server.estimator.direction())
+        directions.append(strategy.server.estimator.global_gradient())
         grid.nodes[1004] = left
         next(rounds)
-        directions.append(strategy.server.estimator.direction())
+        directions.append(strategy.server.estimator.global_gradient())
     for direction, expected in zip(directions[:2], directions[2:], strict=True):
         assert np.abs(direction - expected).max() < 1e-6  # type: ignore[operator]
 

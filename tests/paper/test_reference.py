@@ -125,7 +125,7 @@ def test_300_rounds_are_those_of_the_equations(name: str) -> None:
             assert sorted(ids) == sorted(slot.id for slot in ode.clients[device].stored)
             compared += len(ids)
         assert_close(simulator.server.model, ode.model)
-        direction = simulator.server.estimator.direction()
+        direction = simulator.server.estimator.global_gradient()
         assert (direction is None) == (ode.direction is None)
         if direction is not None and ode.direction is not None:
             assert_close(direction, ode.direction)

@@ -99,7 +99,7 @@ class FleetProfiles:
         """The direction is the mean of these devices' latest gradients, weighted by their rates."""
         weights = np.array([3.0 * (d + 1) for d in devices])
         mean = weights @ np.stack([self.latest[d] for d in devices]) / weights.sum()
-        np.testing.assert_allclose(self.server.estimator.direction(), mean, atol=1e-6)  # type: ignore[arg-type]
+        np.testing.assert_allclose(self.server.estimator.global_gradient(), mean, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
@@ -115,7 +115,7 @@ def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
 def test_without_an_estimator_there_is_no_direction() -> None:
     fleet = FleetProfiles()
     fleet.round([0, 1], silent=True)
-    assert fleet.server.estimator.direction() is None
+    assert fleet.server.estimator.global_gradient() is None
     fleet.round([0, 1])
     fleet.expect([0, 1])
 

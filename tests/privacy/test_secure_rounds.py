@@ -54,7 +54,7 @@ def test_the_global_gradient_estimate_is_that_of_eq_8_whoever_drops_out() -> Non
         arrived = [d for d in present if d not in dropped]
         counted |= dict.fromkeys(arrived, session)
         plain.update({d: Estimate(gradients[d], float(RATES[d]), round_) for d in arrived})
-        direction, mean = plain.direction(), weighted_mean(GRID.decode(running))
+        direction, mean = plain.global_gradient(), weighted_mean(GRID.decode(running))
         assert direction is not None
         np.testing.assert_allclose(mean, direction, atol=20 * GRID.step + 1e-6)
 

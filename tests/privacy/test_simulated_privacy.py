@@ -37,7 +37,7 @@ def test_noise_changes_the_run_and_repeats_with_the_seed() -> None:
     plain, noisy, again = (
         finished(simulator(p)).server for p in ({}, {"epsilon": 2.0}, {"epsilon": 2.0})
     )
-    directions = [server.estimator.direction() for server in (plain, noisy, again)]
+    directions = [server.estimator.global_gradient() for server in (plain, noisy, again)]
     assert directions[0] is not None
     assert directions[1] is not None
     assert not np.array_equal(directions[0], directions[1])
@@ -58,7 +58,7 @@ def test_a_resumed_run_spends_and_ends_like_an_unbroken_one() -> None:
     second.restore(first.snapshot())
     finished(second)
     np.testing.assert_array_equal(whole.server.model, second.server.model)
-    assert whole.parts.guards.most_spent() == second.parts.guards.most_spent()
+    assert whole.parts.mechanisms.most_spent() == second.parts.mechanisms.most_spent()
 
 
 def test_no_device_exceeds_its_budget_and_those_who_reached_it_stay_away() -> None:
@@ -67,7 +67,7 @@ def test_no_device_exceeds_its_budget_and_those_who_reached_it_stay_away() -> No
         rounds=30,
     )
     missing = [len(record.summary.missing) for record in simulation.run()]
-    spending = simulation.parts.guards.most_spent()
+    spending = simulation.parts.mechanisms.most_spent()
     assert spending is not None
     assert spending.device_epsilon <= 4.0 * (1 + 1e-6)
     assert spending.left == pytest.approx(0.0, abs=1e-5), (

@@ -128,7 +128,7 @@ class CatchUpDevice:
     def _released(self, order: TrainOrder) -> Report:
         """The report to an order as it may leave; the same one to an order that has come before."""
         self._device.screen(order)
-        direction = b"" if order.direction is None else order.direction.tobytes()
+        direction = b"" if order.global_gradient is None else order.global_gradient.tobytes()
         content = f"{order.round}/{order.local}/".encode() + order.model.tobytes() + direction
         digest = blake2b(content, digest_size=16).digest()
         if self._last and self._last["digest"].tobytes() == digest:

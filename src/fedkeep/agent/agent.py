@@ -170,12 +170,16 @@ class Agent:
         if measured is not None:
             self.door.see(batch.ids)
         outcome = self.device.ingest(batch, self.store.clock.now(), measured)
-        return [_FATES[fate] for fate in outcome.fates.tolist()]
+        return [_FATES[fate] for fate in outcome.results.tolist()]
 
     def _value_alone(self) -> None:
         """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""
         device, seen = self.device, self.device.window.count
-        if self.model_date.round >= 0 or device.model is None or not device.policy.uses_direction:
+        if (
+            self.model_date.round >= 0
+            or device.model is None
+            or not device.policy.uses_global_gradient
+        ):
             return
         if seen < self._alone_from or device.window.size != device.learner.gradient_size:
             return

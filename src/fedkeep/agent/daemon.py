@@ -155,7 +155,7 @@ def introduce(agent: Agent) -> None:
         lent = ", and slots of labels that have not come are lent to the others" * (
             config.method.storage.quotas == "soft"
         )
-        valued = agent.device.model is not None and config.method.policy.uses_direction
+        valued = agent.device.model is not None and config.method.policy.uses_global_gradient
         kept = "what is most like the mean of all that came" if valued else "a random draw"
         log.info(
             "no server has called yet: until one does, %s of each label seen is kept%s", kept, lent

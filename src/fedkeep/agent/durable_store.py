@@ -87,10 +87,10 @@ class DurableStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
-        refused = outcome.fates == OfferResult.REFUSED
+        refused = outcome.results == OfferResult.REFUSED
         self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
-        columns = (batch.ids, arrivals, scores, outcome.floors, outcome.displaced, batch.y)
-        for i in np.flatnonzero(~refused | (outcome.displaced >= 0)).tolist():
+        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, batch.y)
+        for i in np.flatnonzero(~refused | (outcome.evicted >= 0)).tolist():
             if refused[
                 i
             ]:  # it was stored, came again and leaves; later in the batch it may be kept anew
@@ -100,7 +100,7 @@ class DurableStore:
             note = SampleMetadata._make(
                 [*known, self.model_version, taken, wall, self.source, int(regions[i]), 0]
             )
-            fate = outcome.fates[i]
+            fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None

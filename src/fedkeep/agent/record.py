@@ -314,9 +314,9 @@ class DecisionLog:
     def add_refusals(
         self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
     ) -> None:
-        refused = np.flatnonzero(outcome.fates == OfferResult.REFUSED)[-len(self._refused) :]
+        refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
-        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.floors)
+        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
         rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (

@@ -8,7 +8,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command; a mistake ends in a sentence and exit code 2, Ctrl-C in no traceback, even while verbs load."""
+    """Run the command; a mistake ends in a sentence and exit code 2.
+
+    Ctrl-C ends in no traceback either, even while verbs load.
+    """
     try:
         from fedkeep.cli.app import app
 
@@ -17,7 +20,8 @@ def main() -> None:
         sys.exit(130)
     except FedkeepError as error:
         mistake = str(error)
-    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
+    # A full disk, a folder that may not be written: a traceback would explain neither.
+    except OSError as error:
         mistake = ": ".join(
             str(part) for part in (error.filename, error.strerror or error) if part is not None
         )

@@ -118,7 +118,7 @@ def _size(text: str) -> int:
 
 @contextmanager
 def _stage_progress() -> Iterator[Callable[[str, float, float], None]]:
-    """A bar with the time left in a terminal; elsewhere a line a stage."""
+    """Show a bar with the time left in a terminal; elsewhere a line a stage."""
     console = Console(stderr=True)
     columns = (bars.BarColumn(), bars.TextColumn("{task.percentage:3.0f} %"), DESCRIPTION)
     with bars.Progress(*columns, console=console, disable=not console.is_terminal) as progress:

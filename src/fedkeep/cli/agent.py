@@ -43,7 +43,7 @@ def run(
         str(config),
         *["--until-sources-end"] * until_sources_end,
     ]
-    # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
+    # The command line's libraries would stay in memory for as long as the agent runs: start anew.
     os.execve(sys.executable, arguments, {"MALLOC_ARENA_MAX": "1", **os.environ})
 
 
@@ -132,7 +132,7 @@ def erase(
     until: Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")] = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
-    """Remove samples for good, from the file and from its free space; conditions given together must all hold."""
+    """Remove samples for good, from the file and its free space; given conditions must all hold."""
     first, last = (None if time is None else time.timestamp() for time in (since, until))
     request = Erase(id_, label, source, first, last)
     if request == Erase():
@@ -143,7 +143,7 @@ def erase(
 
 
 def _privacy(now: Status) -> list[str]:
-    """What was spent of the privacy budget, where there is an account of it."""
+    """Write what was spent of the privacy budget, where there is an account of it."""
     budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
     return (
         []
@@ -153,7 +153,7 @@ def _privacy(now: Status) -> list[str]:
 
 
 def gist(now: GistStatus) -> str:
-    """What the gist is worth, does and takes, as a sentence."""
+    """Write the gist's figures and memory as a sentence."""
     known = f"worth {now.worth:.1f} samples" if now.worth else "nothing known yet"
     percents = {"trust": now.trust, "likeness": now.likeness, "reach": now.reach}
     did = "".join(
@@ -171,7 +171,10 @@ def explain(decision: Reason, id_: int) -> str:
             "random key",
             f": label {decision.label} had its slots, with higher keys in all of them",
         )
-        way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
+        way = (
+            ": the label most above its target gave its lowest key away, "
+            "of a sample already trained on first"
+        )
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
@@ -179,7 +182,9 @@ def explain(decision: Reason, id_: int) -> str:
         return f"replaced by sample {decision.id}{score} {under}{way}"
     sentences = {
         "kept": f"kept{score}: there was room for label {decision.label}, {under}",
-        "replaced": f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}",
+        "replaced": (
+            f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
+        ),
         "refreshed": f"seen again; value renewed to {value} {under}",
         "refused": f"refused{score}{floor} {under}{full}",
         "erased": "erased on request; nothing else is known of it",

@@ -1,4 +1,4 @@
-"""`fedkeep agent store`: looks into a store's file, mends it and takes samples out, without an agent."""
+"""`fedkeep agent store`: inspect, repair and export a store's file without an agent."""
 
 from collections import Counter
 from contextlib import closing
@@ -33,7 +33,7 @@ _TRIED = 1000
 _PAYS = 0.9
 
 store = typer.Typer(
-    help="DatasetProfile into a store's file, mend it, take samples out.",
+    help="Look into a store's file, repair it, take samples out.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -49,6 +49,8 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet fil
 
 @dataclass(frozen=True)
 class Inspected:
+    """What was found in a store's file."""
+
     label: Label
     wrong: list[str]
     notes: list[SampleMetadata]
@@ -57,13 +59,15 @@ class Inspected:
     """Their samples, (n, ...), float32."""
     bytes_used: int
     deflated: list[int]
-    """The bytes that some of the samples would take deflated, without loss, ascending; none where it does not pay."""
+    """The bytes that some of the samples would take deflated, without loss, ascending; none where
+    it does not pay."""
 
 
 def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> Inspected:
-    """Reads a file without changing a byte of it.
+    """Read a file without changing a byte of it.
 
-    Or else, to `mend` it, writes roots and labels anew over what is whole, as an agent does when it starts.
+    Or else, to `mend` it, write roots and labels anew over what is whole, as an agent does when it
+    starts.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
@@ -113,7 +117,8 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
         sizes = found.deflated
         median, most = sizes[len(sizes) // 2], sizes[len(sizes) * 19 // 20]
         typer.echo(
-            f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see [store] deflate_to"
+            f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: "
+            "see [store] deflate_to"
         )
     if found.wrong:
         raise typer.Exit(1)
@@ -151,7 +156,7 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
 
 @store.command()
 def export(file: File, out: Out, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
-    """Write all samples with their labels, ids and values to a file, or one file each into a folder per label."""
+    """Write all samples with labels and ids to a file, or as files in a folder per label."""
     found = inspect(file, cipher_of(key_file, key_env))
     if out.exists():
         raise ConfigError(f"{out} exists: choose another name")
@@ -185,7 +190,7 @@ def export(file: File, out: Out, key_file: KeyFile = None, key_env: KeyEnv = Non
 
 
 def when(time: float) -> str:
-    """A time of the device's clock, to be read."""
+    """Write a time of the device's clock for people."""
     return datetime.fromtimestamp(time).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,4 @@
-"""`fedkeep check`: whether a policy of one's own keeps the rules."""
+"""`fedkeep check`: check a user-defined policy."""
 
 from typing import Annotated
 
@@ -26,8 +26,10 @@ def check(
             f"{policy} cannot be made without arguments: give every field a default ({error})"
         ) from error
     try:
-        laws = check_policy(made)
+        report = check_policy(made)
     except ConformanceError as error:
         raise FedkeepError(f"{policy} breaks a rule: {error}") from error
-    for law in laws:
-        typer.echo(f"ok  {law}")
+    for passed in report.passed:
+        typer.echo(f"ok       {passed}")
+    for skipped, reason in report.skipped.items():
+        typer.echo(f"skipped  {skipped}: {reason}")

@@ -40,8 +40,8 @@ def demo(
 ) -> None:
     """Compare ways to use ten samples a device, in a minute.
 
-    FIFO, class-balanced FIFO, ODE, the gist in both its forms and unlimited storage, three seeds each; writes
-    report.html beside the records.
+    FIFO, class-balanced FIFO, ODE, the gist in both its forms and unlimited storage, three seeds
+    each; writes report.html beside the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
     make_folder(directory)

@@ -1,4 +1,4 @@
-"""`fedkeep explain` and `fedkeep list`: what may stand in an experiment, from the classes that own the keys."""
+"""`fedkeep explain` and `fedkeep list`: the keys of an experiment, from the owning classes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
@@ -26,10 +26,15 @@ _OTHERS = {
     "base": "Another experiment file, or a list of files, whose tables come first.",
     "label": "What tables and legends call the method.",
     "methods": "A table a method, of what differs in it: [methods.NAME].",
-    "model": "Overrides of the task's model: name, last_layers (how many are valued), its factory's arguments.",
+    "model": (
+        "Overrides of the task's model: name, last_layers (how many are valued), "
+        "its factory's arguments."
+    ),
     "preset": f"Defaults by name: {', '.join(PRESETS)}.",
     "seed": "What all randomness follows from: data split, first model, participants, draws.",
-    "sweep": 'Lists of values to run in all combinations: seed = [0, 1], "storage.capacity" = [5, 10].',
+    "sweep": (
+        'Lists of values to run in all combinations: seed = [0, 1], "storage.capacity" = [5, 10].'
+    ),
 }
 """Keys of an experiment that no class owns."""
 
@@ -41,7 +46,8 @@ def list_(
 ) -> None:
     """List what may stand in an experiment.
 
-    The policies, tasks, coordinators, partitions, models and presets known here; with a name, its keys and defaults.
+    The policies, tasks, coordinators, partitions, models and presets known here; with a name, its
+    keys and defaults.
     """
     known = {kind: _summaries(members) for kind, members in COMPONENTS.items()}
     known |= {"model": _MODELS, "preset": dict.fromkeys(PRESETS, "")}
@@ -76,13 +82,16 @@ def explain(
     elif table in TABLES:
         shown = [_described(f"[{table}]", TABLES[table], _said(table=table))]
     else:
-        own = f"`fedkeep list NAME` has the keys of one; your own goes by module:Class ({table}.name)."
+        own = (
+            "`fedkeep list NAME` has the keys of one; "
+            f"your own goes by module:Class ({table}.name)."
+        )
         shown = [_listed({table: _summaries(COMPONENTS[table])}), Text(own)]
     Console().print(*shown, sep="\n")
 
 
 def _summaries(members: Mapping[str, type[Any]]) -> dict[str, str]:
-    """The first paragraph of each docstring."""
+    """Return the first paragraph of each docstring."""
     return {name: about(cls).partition("\n\n")[0] for name, cls in members.items()}
 
 
@@ -110,7 +119,7 @@ def _components(name: str) -> Iterator[RenderableType]:
 
 
 def _key(table: str, name: str) -> Iterator[RenderableType]:
-    """The key as each class has it that may own it."""
+    """List the key as each class has it that may own it."""
     owners = {table: TABLES[table]} if table in TABLES else dict(COMPONENTS[table])
     found = [
         (owner, key) for owner, cls in owners.items() for key in keys_of(cls) if key.name == name
@@ -147,7 +156,7 @@ def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
 
 
 def _said(**wanted: str) -> list[str]:
-    """What presets say: one of them or all, of a policy, a table, a key or everything."""
+    """List what presets set: one of them or all, of a policy, a table, a key or everything."""
     found: dict[str, list[str]] = {}
     for preset, policies in PRESETS.items():
         for policy, tables in policies.items():

@@ -1,4 +1,4 @@
-"""`fedkeep fleet`: a first fleet on one machine, in one command each; `provision` and `serve`: one on many."""
+"""`fedkeep fleet`: a local fleet on one machine; `provision` and `serve`: one on many."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +25,8 @@ def init(
     """Write a fleet into a folder: its specification, keys, and a configuration for each device."""
     _fleet_in(folder).create(devices)
     typer.echo(
-        f"{folder / 'fleet.toml'} says what the fleet does, {folder / 'devices'}/*/agent.toml what each device sees."
+        f"{folder / 'fleet.toml'} says what the fleet does, "
+        f"{folder / 'devices'}/*/agent.toml what each device sees."
     )
     typer.echo(f"Start it with: fedkeep fleet start {folder}")
 
@@ -36,7 +37,7 @@ def start(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
     page: Annotated[int, typer.Option(min=1, max=65535, help="The page's port.")] = 8377,
 ) -> None:
-    """Start server, devices and page; they run until `fedkeep fleet stop`, and go on where they were."""
+    """Start server, devices and page, where they stopped; they run until `fedkeep fleet stop`."""
     pid = _fleet_in(folder).start(port, page)
     typer.echo(f"The fleet runs as process {pid}. Watch it at http://127.0.0.1:{page}")
 
@@ -99,8 +100,8 @@ def provision(
 ) -> None:
     """Make the keys of a fleet, and print how to start it.
 
-    A CA, the server's certificate and one key per device; for encrypted profiles also the certificates by which
-    server and key-holder know each other.
+    A CA, the server's certificate and one key per device; for encrypted profiles also the
+    certificates by which server and key-holder know each other.
     """
     from fedkeep.deploy.credentials import provision as make_credentials
     from fedkeep.deploy.deployment import Deployment
@@ -114,7 +115,8 @@ def provision(
     typer.echo(deployment.instructions(names))
     if key_holder:
         typer.echo(
-            "\n# on the key-holder, with ca.crt, keyholder.crt and keyholder.key copied to CREDENTIALS"
+            "\n# on the key-holder, with ca.crt, keyholder.crt and keyholder.key "
+            "copied to CREDENTIALS"
         )
         typer.echo("fedkeep keyholder create KEYS")
         typer.echo(
@@ -173,7 +175,8 @@ def serve(
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(
-            f"there are no credentials in {credentials}: run `fedkeep provision {credentials}` first"
+            f"there are no credentials in {credentials}: "
+            f"run `fedkeep provision {credentials}` first"
         )
     root = credentials.resolve()
     deployment = Deployment(root, host, port, insecure=insecure, bind=bind)

@@ -1,4 +1,4 @@
-"""`fedkeep keyholder`: the party that alone can open encrypted profiles, and makes the plans from them."""
+"""`fedkeep keyholder`: the party that alone can decrypt profiles, and makes plans of them."""
 
 import logging
 import signal
@@ -20,7 +20,8 @@ Directory = Annotated[Path, typer.Argument(help="The key-holder's directory.")]
 def create(directory: Directory) -> None:
     """Make fresh keys, and say what to give to the devices.
 
-    The secret key stays in the directory, for its owner's eyes only. Nothing replaces it once it is lost.
+    The secret key stays in the directory, for its owner's eyes only. Nothing replaces it once it is
+    lost.
     """
     from fedkeep.keyholder.sealing import create_key
 
@@ -35,7 +36,8 @@ def show(directory: Directory) -> None:
 
     key = public_half(open_key(directory)).hex()
     typer.echo(
-        "# for the agent's configuration on every device; the server must not be the one who brings it there"
+        "# for the agent's configuration on every device; "
+        "the server must not be the one who brings it there"
     )
     typer.echo(f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"')
 

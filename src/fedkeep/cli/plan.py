@@ -67,7 +67,8 @@ def plan(
     if file.suffix.lower() == ".toml":
         if any(option is not None for option in (clients_per_label, labels_per_client, quantities)):
             raise ConfigError(
-                f"{file} says itself how to plan: change its [coordinator] instead of giving options"
+                f"{file} says itself how to plan: "
+                "change its [coordinator] instead of giving options"
             )
         made, fleet, devices, labels = _of_experiment(file)
     else:
@@ -91,12 +92,12 @@ def plan(
 
 
 def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
-    """The profiles in a `.json` or `.csv` file, names of devices and labels; a mistake is named in one sentence.
+    r"""Read the profiles in a `.json` or `.csv` file, with names of devices and labels.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     file = Path(folder, "fleet.csv")
-    ...     _ = file.write_text("device,capacity,walking,sitting\\npump,4,0.5,2\\ndoor,2,0,1\\n")
+    ...     _ = file.write_text("device,capacity,walking,sitting\npump,4,0.5,2\ndoor,2,0,1\n")
     ...     found, devices, labels = read_profiles(file)
     >>> devices, labels, found.velocity
     (('pump', 'door'), ('walking', 'sitting'), [[0.5, 2.0], [0.0, 1.0]])
@@ -151,7 +152,8 @@ def _checked(found: Profiles, names: Names, labels: Names) -> tuple[Profiles, Na
         raise ValueError("there is no device in it")
     if len(found.velocity) != len(names):
         raise ValueError(
-            f"{len(names)} capacities but {len(found.velocity)} rows of velocity; each device needs both"
+            f"{len(names)} capacities but {len(found.velocity)} rows of velocity; "
+            "each device needs both"
         )
     if not labels:
         raise ValueError("there is no label in it: velocity needs a column for each")
@@ -170,7 +172,7 @@ def _checked(found: Profiles, names: Names, labels: Names) -> tuple[Profiles, Na
 
 
 def _of_experiment(file: Path) -> tuple[Plan, FleetProfiles, Names, Names]:
-    """The plan of the first coordinated run of an experiment file, its fleet, and names of devices and labels."""
+    """Plan for the first coordinated run of an experiment file."""
     coordinated = [
         cell
         for cell in expand(read_experiment(file))
@@ -195,7 +197,7 @@ def _of_experiment(file: Path) -> tuple[Plan, FleetProfiles, Names, Names]:
 def _show(
     made: Plan, fleet: FleetProfiles, devices: Names, labels: Names, shortfalls: list[str]
 ) -> None:
-    """A table of the plan, and how much of the stream comes by on devices that do not hold its label."""
+    """Print the plan, and how much of the stream arrives where its label is not held."""
     console = Console()
     table = Table(title=f"{len(made.devices)} devices, {len(labels)} labels: slots to keep")
     table.add_column("device")
@@ -216,6 +218,7 @@ def _show(
         float(v.sum(dtype=np.float64))
         for v in (fleet.velocities, fleet.velocities[made.quotas == 0])
     )
-    told = f"{unheld / (total or 1.0):.1%} of all arrivals have a label that their device does not hold."
-    for sentence in (told, *(f"shortfall: {shortfall}" for shortfall in shortfalls)):
+    lost = unheld / (total or 1.0)
+    unheld_share = f"{lost:.1%} of all arrivals have a label that their device does not hold."
+    for sentence in (unheld_share, *(f"shortfall: {shortfall}" for shortfall in shortfalls)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
+"""`fedkeep report`: the results of a directory of runs, in the terminal, as Markdown and HTML."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +78,7 @@ def report(
 
 
 def print_tables(comparison: Comparison) -> None:
+    """Print the tables of a comparison in the terminal."""
     console = Console()
     for table in words.tables(comparison):
         if not console.is_terminal:
@@ -115,6 +116,7 @@ def _write_figure(runs: Sequence[Run], path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
+    """Write a report; a DataError says why it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -86,7 +86,7 @@ def play_all(
     resume: bool,
     backend: Backend = "local",
 ) -> None:
-    """Runs the cells with one progress display, and says beforehand how long it will take."""
+    """Execute the runs with one progress display; print beforehand how long it will take."""
     console = Console(stderr=True)
     make_folder(directory)
     if not resume and any(record_path(cell, directory).exists() for cell in cells):
@@ -104,7 +104,8 @@ def play_all(
     jobs = processors() if backend == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
     console.print(
-        f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time."
+        f"{len(waiting)} of {len(cells)} runs to do, "
+        f"about {time_in_words(seconds)} with {jobs} at a time."
     )
     try:
         with _sweep_progress(cells, console) as listen:
@@ -117,7 +118,7 @@ def play_all(
 
 
 def make_folder(directory: Path) -> None:
-    """Makes the folder for records now, so that one that cannot be is told before anything runs."""
+    """Make the folder for records, so that a failure is reported before anything runs."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -127,7 +128,7 @@ def make_folder(directory: Path) -> None:
 
 @contextmanager
 def _sweep_progress(cells: Sequence[RunSpec], console: Console) -> Iterator[Listener]:
-    """A bar for all rounds and a line for the run heard of last; silent where nobody watches a terminal."""
+    """Show a bar for all rounds and a line for the latest run; nothing without a terminal."""
     total = sum(cell.experiment.train.rounds for cell in cells)
     count = (bars.MofNCompleteColumn(), bars.TextColumn("rounds"))
     columns = (DESCRIPTION, bars.BarColumn(), *count, bars.TimeRemainingColumn())
@@ -161,7 +162,7 @@ def _download_progress(console: Console) -> Iterator[Callable[[str, int, int | N
 
 
 def time_in_words(seconds: float) -> str:
-    """A span of time as people say it.
+    """Write a span of time for people.
 
     >>> time_in_words(0.2), time_in_words(200), time_in_words(9000)
     ('1 s', '3 min', '2.5 h')

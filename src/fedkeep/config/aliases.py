@@ -123,13 +123,13 @@ def _entries(table: Table, path: tuple[str, ...] = ()) -> Iterator[_Entry]:
 
 
 def _split(path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """What a key stands under (`methods` and a label, `sweep`, or nothing), and the dotted key."""
+    """Split off what a key stands under: `methods` and a label, `sweep`, or nothing."""
     depth = {"methods": 2, "sweep": 1}.get(path[0], 0)
     return path[:depth], ".".join(path[depth:])
 
 
 def _translated(key: str, value: Any) -> Any:
-    """The value in present words; a sweep has a list of them."""
+    """Translate a value into present words; a sweep has a list of them."""
     words = VALUES.get(key, {})
     if isinstance(value, list):
         return [_translated(key, one) for one in value]
@@ -147,7 +147,7 @@ def _check_retired(key: str, value: Any) -> None:
 
 
 def _remove(table: Table, path: tuple[str, ...]) -> None:
-    """Takes an entry out, and the tables that it leaves empty."""
+    """Remove an entry, and the tables that it leaves empty."""
     *above, last = path
     holder = _at(table, tuple(above))
     del holder[last]

@@ -249,13 +249,20 @@ class Described(Protocol):
     """What has a canonical form: an experiment's seed, label, model, names and tables."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """The seed of the run."""
+
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """What tables and legends call the method."""
+
     @property
-    def model(self) -> Table: ...
+    def model(self) -> Table:
+        """The table `[model]`."""
+
     @property
-    def names(self) -> dict[str, str]: ...
+    def names(self) -> dict[str, str]:
+        """The registered names of the components, by table."""
 
 
 def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
@@ -278,7 +285,7 @@ def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
 
 
 def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
-    """The canonical form: what is not at the defaults of version 1, in the words of version 1."""
+    """Build the canonical form: what is not at the defaults of version 1, in its words."""
     names = {key: stored_name(key, name) for key, name in experiment.names.items()}
     unlabelled = experiment.label == experiment.names["policy"]
     form: Table = {
@@ -299,7 +306,7 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
 
 
 def stored_name(table: str, name: str) -> str:
-    """The name that a component has in stored data, such as hashes and the log of decisions.
+    """Return the name of a component in stored data, such as hashes and the log of decisions.
 
     >>> stored_name("policy", "balanced-reservoir"), stored_name("policy", "ode")
     ('draw', 'ode')
@@ -308,7 +315,7 @@ def stored_name(table: str, name: str) -> str:
 
 
 def present_name(table: str, stored: str) -> str:
-    """The registered name behind a name in stored data.
+    """Return the registered name behind a name in stored data.
 
     >>> present_name("policy", "draw")
     'balanced-reservoir'
@@ -318,7 +325,7 @@ def present_name(table: str, stored: str) -> str:
 
 
 def _set_options(table: str, component: str | None, options: Any) -> Table:
-    """The options of one table that are not at the form's defaults."""
+    """Collect the options of one table that are not at the form's defaults."""
     frozen = _DEFAULTS.get(f"{table}.{component}" if component else table, {})
     found: Table = {}
     for field in dataclasses.fields(options):

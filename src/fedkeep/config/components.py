@@ -31,5 +31,5 @@ REGIONS: Registry[type[Regions]] = Registry(
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:
-    """The policy of that name, or the class at `module:Class`."""
+    """Find the policy of that name, or the class at `module:Class`."""
     return find_component(POLICIES, name)

@@ -66,4 +66,4 @@ def build_device(
 
 def build_memory_store(method: MethodConfig, quotas: IntArray) -> MemoryStore:
     """Make the index of a store, under the method's rules."""
-    return MemoryStore(quotas, method.storage.rule(), bends=method.storage.quotas == "soft")
+    return MemoryStore(quotas, method.storage.rule(), soft_quotas=method.storage.quotas == "soft")

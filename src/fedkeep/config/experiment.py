@@ -81,7 +81,15 @@ class Experiment(Method):
 
 
 def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
-    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
+    """Read the tables of an experiment file.
+
+    `base = "other.toml"`, or a list of files, takes the tables of other files first.
+
+    Raises
+    ------
+    ConfigError
+        If a file is missing or no TOML, or if it is its own base.
+    """
     if path.resolve() in above:
         raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
     table = current(read_toml(path))
@@ -93,7 +101,7 @@ def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
 
 
 def override(table: Table, settings: list[str]) -> Table:
-    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings.
+    """Put each `key=value` of `settings` into the table; values are TOML, bare words strings.
 
     >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
     {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
@@ -112,9 +120,10 @@ def override(table: Table, settings: list[str]) -> Table:
 
 
 def resolve(table: Table) -> Experiment:
-    """The experiment that a table without sweeps and methods describes.
+    """Resolve a table without sweeps and methods to the experiment that it describes.
 
-    >>> experiment = resolve({"task": {"name": "demo"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}})
+    >>> table = {"task": {"name": "demo"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}}
+    >>> experiment = resolve(table)
     >>> experiment.label, experiment.storage.capacity, experiment.train.epochs
     ('ode', 5, 5)
     """
@@ -152,10 +161,11 @@ class RunSpec:
 
     @cached_property
     def experiment(self) -> Experiment:
+        """The experiment that the tables describe."""
         return resolve(self.table)
 
     def __getstate__(self) -> Table:
-        """Just the tables travel to a worker: a policy of one's own may not be importable there by name alone."""
+        """Give the tables alone: a worker may be unable to import a custom policy by its name."""
         return {"table": self.table, "setting": self.setting}
 
     @property
@@ -170,10 +180,11 @@ class RunSpec:
 
 
 def expand(table: Table) -> list[RunSpec]:
-    """The runs of an experiment file: every method, times every combination in `[sweep]`.
+    """List the runs of an experiment file: every method, times every combination in `[sweep]`.
 
     >>> methods = {"fifo": {"policy": {"name": "fifo"}}, "ode": {"policy": {"name": "ode"}}}
-    >>> table = {"task": {"name": "demo"}, "methods": methods, "sweep": {"storage.capacity": [5, 10]}}
+    >>> table = {"task": {"name": "demo"}, "methods": methods}
+    >>> table["sweep"] = {"storage.capacity": [5, 10]}
     >>> for cell in expand(table):
     ...     print(cell.name)
     fifo-storage.capacity=5-seed0
@@ -199,12 +210,13 @@ def expand(table: Table) -> list[RunSpec]:
     tables = [merged(table, {"label": label, **overrides}) for label, overrides in methods.items()]
     choices = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
     cells = [_cell(method, chosen) for method in tables or [table] for chosen in choices]
-    # Resolves all, so that a mistake is told before anything runs.
+    # Resolves all, so that a mistake is reported before anything runs.
     names = Counter(cell.name for cell in cells)
     if len(names) < len(cells):
         twice = names.most_common(1)[0][0]
         raise ConfigError(
-            f"two runs would both be called '{twice}': give each method a label or a seed of its own"
+            f"two runs would both be called '{twice}': "
+            "give each method a label or a seed of its own"
         )
     return cells
 

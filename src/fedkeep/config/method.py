@@ -1,4 +1,4 @@
-"""What a fleet does, every choice made, and no data: its method; with the form of its samples, its `fleet.toml`."""
+"""The method: all that a fleet does, without its data; with the form of its samples, a fleet."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -127,6 +127,7 @@ class Method(MethodConfig):
 
     @property
     def model_seed(self) -> int:
+        """The seed of the first model."""
         return child_seed(self.seed, "model")
 
     def described(self) -> Table:
@@ -138,7 +139,17 @@ class Method(MethodConfig):
         return table
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
-        """A server with this first model, before it knows any device; it is told of estimators, or of shared gists."""
+        """Make a server with this first model, before it knows any device.
+
+        Parameters
+        ----------
+        learner : Learner
+            Decides how long the gradients are that devices send.
+        model : Vector
+            The model of round 0.
+        regions : int
+            Among how many regions the plan divides the slots.
+        """
         return Server(
             model=model,
             gradient_size=self.exchange.size(learner),
@@ -168,7 +179,8 @@ class Samples:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if self.labels < 2:
             raise ValueError(
-                f"labels must be at least 2, got {self.labels}: fedkeep values samples of a classifier"
+                f"labels must be at least 2, got {self.labels}: "
+                "fedkeep values samples of a classifier"
             )
         if self.names and len(self.names) != self.labels:
             raise ValueError(
@@ -192,6 +204,7 @@ class FleetSpec(Method):
 
     @cached_property
     def learner(self) -> Learner:
+        """The learner of `[model]`, for samples of this form."""
         return learner_of(self.model, self.samples.shape, self.samples.labels)
 
     @property
@@ -202,15 +215,17 @@ class FleetSpec(Method):
 
     @property
     def label_names(self) -> tuple[str, ...]:
+        """The labels' names; their numbers where none are given."""
         return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
 
     def server(self) -> Server:
+        """Make the server with the initial model of the seed."""
         learner = self.learner
         return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
 
 
 def parse_fleet(table: Table) -> FleetSpec:
-    """The specification in a table; a key that it does not know is named.
+    """Read a fleet's specification from a table; an unknown key is named in the error.
 
     >>> parse_fleet({"samples": {"shape": [30], "labels": 10}, "tran": {"rounds": 7}})
     Traceback (most recent call last):
@@ -259,7 +274,7 @@ def fleet_tables(table: Table) -> Table:
 
 
 def _device_keys(table: Table) -> Iterator[str]:
-    """The keys of a fleet's tables that its server does not read; user-defined policies excepted."""
+    """List the keys of a fleet's tables that its server does not read, custom policies' apart."""
     for name, keys in _DEVICE_KEYS.items():
         yield from (f"{name}.{key}" for key in table_of(table, name) if key in keys)
     policy, options = named(table, "policy", default=DEFAULT_POLICY)
@@ -299,7 +314,7 @@ def parse_method(table: Table) -> MethodConfig:
 
 
 def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
-    """The fields of `MethodConfig`; `coordinated` None: as the policy needs it."""
+    """Build the fields of `MethodConfig`; `coordinated` None: as the policy needs it."""
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
     rule, options = named(table, "aggregation", default="fedavg")
@@ -312,7 +327,7 @@ def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
 
 
 def method_parts(table: Table) -> dict[str, Any]:
-    """The fields of `Method` that a table describes; other keys are the caller's."""
+    """Build the fields of `Method` that a table describes; other keys are the caller's."""
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
@@ -327,7 +342,7 @@ def method_parts(table: Table) -> dict[str, Any]:
 
 
 def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any], dict[str, str]]:
-    """The parts that tables of a fixed form describe, and the names of those that are classes of one's own."""
+    """Build what tables of a fixed form describe, with the names of user-defined classes."""
     own = {
         key: name
         for key in tables
@@ -343,19 +358,21 @@ def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any]
 
 
 def with_preset(table: Table) -> Table:
-    """The table over what its preset says of its policy."""
+    """Lay the table over what its preset sets for its policy."""
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
-    said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
-    if table_of(remaining, "privacy").get(
-        "secure_aggregation"
-    ):  # a robust mean must see single reports
-        said = merged(said, {"aggregation": {"name": "fedavg"}})
-    return merged(said, remaining)
+    defaults = experiment_tables(str(table.get("preset", DEFAULT)), policy)
+    # A robust mean must see single reports, which secure aggregation hides.
+    if table_of(remaining, "privacy").get("secure_aggregation"):
+        defaults = merged(defaults, {"aggregation": {"name": "fedavg"}})
+    return merged(defaults, remaining)
 
 
 def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinator]:
-    """The coordinator for this policy; a table speaks of coordinated policies, unless it says `applies_to = "all"`."""
+    """Build the coordinator for this policy.
+
+    The table applies to coordinated policies, unless it has `applies_to = "all"`.
+    """
     name, options = named(table, "coordinator", default="greedy")
     applies_to = options.pop("applies_to", "coordinated")
     if applies_to not in {"coordinated", "all"}:
@@ -363,10 +380,8 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
             f"'coordinator.applies_to' cannot be {applies_to!r}: it is 'coordinated' or 'all'"
         )
     if name == "none":
-        return (
-            "none",
-            Uncoordinated(),
-        )  # limits that other methods of the file share do not matter to it
+        # Limits that other methods of the file share do not matter to it.
+        return "none", Uncoordinated()
     coordinator = build(find_component(COORDINATORS, name), options, "coordinator")
     return (
         (name, coordinator)
@@ -376,7 +391,7 @@ def _coordinator(table: Table, policy: SelectionPolicy) -> tuple[str, Coordinato
 
 
 def named(table: Table, key: str, default: str | None = None) -> tuple[str, Table]:
-    """The `name` in the table under a key, which must be there where there is no default, and the rest of it."""
+    """Split a table into its `name`, which must be there without a default, and the rest."""
     options = dict(table_of(table, key))
     name = options.pop("name", default)
     if not isinstance(name, str):
@@ -387,6 +402,7 @@ def named(table: Table, key: str, default: str | None = None) -> tuple[str, Tabl
 
 
 def table_of(table: Table, key: str) -> Table:
+    """Return the table under a key, empty where there is none."""
     found = table.get(key, {})
     if not isinstance(found, dict):
         raise ConfigError(f"'{key}' must be a table, got {found!r}")

@@ -24,15 +24,18 @@ class StorageOptions(StoreRules):
     """`storage`: how much a device can keep, and what becomes of it."""
 
     capacity: int | tuple[int, ...] = 10
-    """|B_c| of the paper: how many samples a device can keep; a list has a number for each device of
-    a simulated fleet."""
+    """|B_c| of the paper: how many samples a device can keep; a list has a number for each device
+    of a simulated fleet."""
     capacity_spread: float = 0.0
-    """Simulated only: standard deviation of the logarithm of a device's capacity around `capacity`."""
+    """Simulated only: standard deviation of the logarithm of a device's capacity around
+    `capacity`."""
     after_use: Literal["keep", "discount", "evict_trained_first"] = "keep"
-    """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
-    lowers their rank with each use; `evict_trained_first` lets any later arrival of the region displace them."""
+    """What becomes of samples that were trained on: `keep` is the paper, their score is all that
+    counts; `discount` lowers their rank with each use; `evict_trained_first` lets any later arrival
+    of the region displace them."""
     discount: int = 1
-    """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
+    """Places within its region that a sample loses with each use, where `after_use` is
+    "discount"."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,9 +82,11 @@ class StorageOptions(StoreRules):
         return np.array(self.capacity, dtype=np.int64)
 
     def rule(self) -> AfterUse:
+        """Return what the store does with a sample after its use."""
         return AfterUse(self.after_use, self.discount)
 
     def device(self, estimator: "EstimatorOptions") -> DeviceOptions:
+        """Return the options of a device that these tables describe."""
         rules = {rule.name: getattr(self, rule.name) for rule in fields(StoreRules)}
         return DeviceOptions(
             **rules, gradient_from="stored" if estimator.name == "stored" else "arrivals"
@@ -92,21 +97,23 @@ class StorageOptions(StoreRules):
 class EstimatorOptions:
     """`estimator`: how the server comes to g_hat.
 
-    `incremental` is Eq. 8, `round-mean` the mean over those that took part this round, `exact` the oracle: every
-    device has the current model and the exact global gradient in every round.
+    `incremental` is Eq. 8, `round-mean` the mean over those that took part this round, `exact` the
+    oracle: every device has the current model and the exact global gradient in every round.
     """
 
     name: Literal["incremental", "round-mean", "exact", "stored"] = "incremental"
-    """`stored` is the ablation without estimators: participants' gradients over their stored samples only."""
+    """`stored` is the ablation without estimators: participants' gradients over their stored
+    samples only."""
     cold_start: Literal["none", "exact"] = "none"
-    """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's exact gradient."""
+    """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's
+    exact gradient."""
     max_age: int | None = None
     """Rounds after which a device's g_hat_c no longer counts (`incremental`); None: never."""
     exact_samples: int | None = None
     """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
     normalise: bool = True
-    """`incremental`: divide by the weight of the devices that have reported; false is Eq. 8 as printed, where those
-    that have not yet count as zeros."""
+    """`incremental`: divide by the weight of the devices that have reported; false is Eq. 8 as
+    printed, where those that have not yet count as zeros."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", "exact_samples", least=1)
@@ -137,7 +144,8 @@ class ProfileOptions:
     """`profile`: what devices declare of their streams, and from what they know it."""
 
     measured: bool = False
-    """Devices declare what they have counted so far, not what the data set will bring; unlimited storage excepted."""
+    """Devices declare what they have counted so far, not what the data set will bring; unlimited
+    storage excepted."""
     every: int = 20
     """Rounds between two declarations of what was measured; the first is in the first round."""
     window: float = 1000.0
@@ -150,10 +158,11 @@ class ProfileOptions:
 
 @dataclass(frozen=True)
 class CorrectionOptions:
-    """`correction`: what others would do about small and unlike stores, to be compared with; simulated only."""
+    """`correction`: published corrections of client drift, as baselines; simulated only."""
 
     name: Literal["none", "momentum", "fedvarp", "scaffold"] = "none"
-    """Whose way: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates; or none."""
+    """Which one: momentum on the server, FedVARP's memory of updates, SCAFFOLD's control variates;
+    or none."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,7 @@ class RegionOptions:
     """`regions`: how the distribution is divided among the devices of a coordinated fleet."""
 
     name: Literal["label"] = "label"
-    """How samples are told apart: `label` is the paper; `k-means` and `hierarchical` cluster them
+    """What a region is: `label` is the paper; `k-means` and `hierarchical` cluster them
     (`pip install 'fedkeep[plan]'`); or `module:Class` with a `count` and an `assign` of your own,
     and an `agree` where they depend on the data."""
 
@@ -175,12 +184,14 @@ class RecordOptions:
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
     accuracy: Literal["pooled", "devices"] = "pooled"
-    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is the
-    paper's mean over the devices."""
+    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is
+    the paper's mean over the devices."""
     checkpoint_every: int = 100
-    """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
+    """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from
+    there."""
     prequential: bool = False
-    """Also test, then train: the global model of each round on all that arrives in it, before anybody trains on it."""
+    """Also test, then train: the global model of each round on all that arrives in it, before
+    anybody trains on it."""
 
     def __post_init__(self) -> None:
         check_range(self, "every", "checkpoint_every", least=1)
@@ -200,9 +211,9 @@ class MetricsOptions:
 
 
 def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
-    """The model of `[model]`: an exported file by `path`, else one of ours or a torch factory by `name`.
+    """Build the model of `[model]`: an exported file by `path`, else by `name` ours or torch's.
 
-    On real devices the last layer alone is valued unless `last_layers` says otherwise; 0 is all of them.
+    On real devices the last layer alone is valued unless `last_layers` differs; 0 is all of them.
 
     >>> learner_of({"name": "softmax"}, shape=(30,), labels=10).size
     310

@@ -1,7 +1,8 @@
 """Named sets of defaults: where paper, authors' code and evidence disagree (docs/deviations.md).
 
-One table for the simulator, the agent and the Flower app, so that the same words mean the same everywhere. Under each
-preset, `*` holds for every policy and a policy's own entry goes before it; a configuration's own keys go before both.
+One table for the simulator, the agent and the Flower app, so that the same words mean the same
+everywhere. Under each preset, `*` holds for every policy and a policy's own entry goes before it;
+a configuration's own keys go before both.
 """
 
 from fedkeep.core.registry import find
@@ -61,14 +62,14 @@ BALANCED_FIFO: Table = {
     "storage": {"quotas": "hard"},
     "weights": {"client_label": 1.0},
 }
-"""The method `balanced-fifo`: the newest samples of each label, in hard quotas from a greedy plan."""
+"""The method `balanced-fifo`: the newest samples of each label, in hard quotas of a greedy plan."""
 
 
 def experiment_tables(preset: str, policy: str) -> Table:
-    """What a preset says of a policy, in the tables of an experiment.
+    """Return what a preset sets for a policy, in the tables of an experiment.
 
     >>> experiment_tables("authors", "reservoir")["policy"]
     {'restart': True}
     """
-    said = find(preset, PRESETS, "preset")
-    return merged(said.get("*", {}), said.get(policy, {}))
+    tables = find(preset, PRESETS, "preset")
+    return merged(tables.get("*", {}), tables.get(policy, {}))

@@ -1,4 +1,4 @@
-"""What a configuration's dataclass says of its own keys: type, default, and the words that stand below each."""
+"""The reference of a configuration's keys, read from its dataclasses: type, default, text."""
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ class Key:
 
 
 def keys_of(options: type[Any]) -> list[Key]:
-    """The keys that a dataclass gives to its table, in their order.
+    """List the keys that a dataclass gives to its table, in their order.
 
     >>> from fedkeep.core.policies.ode import Ode
     >>> [key.name for key in keys_of(Ode)][:2], keys_of(Ode)[0].default
@@ -43,25 +43,24 @@ def keys_of(options: type[Any]) -> list[Key]:
 
 
 def about(thing: Any) -> str:
-    """The whole docstring but its examples, a line a paragraph; none where it is one that dataclass made."""
+    """Return the docstring without examples, a line a paragraph; none where dataclass made it."""
     text = inspect.getdoc(thing) or ""
     made = text.startswith(f"{getattr(thing, '__name__', '')}(")
-    told = (part for part in text.split("\n\n") if not part.startswith(">>> "))
-    return "" if made else "\n\n".join(" ".join(part.split()) for part in told)
+    written = (part for part in text.split("\n\n") if not part.startswith(">>> "))
+    return "" if made else "\n\n".join(" ".join(part.split()) for part in written)
 
 
 def toml(value: Any) -> str:
-    """A value as it would stand in the file.
+    r"""Write a value as it would stand in the file.
 
     >>> print(toml({"name": "custom", "shape": (1, 28), "label names": ['5" disk', True]}))
-    { name = "custom", shape = [1, 28], "label names" = ["5\\" disk", true] }
+    { name = "custom", shape = [1, 28], "label names" = ["5\" disk", true] }
     """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace(
-            "\x7f", "\\u007f"
-        )  # the one escape that JSON leaves out
+        # The one escape that JSON leaves out.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, Mapping):
@@ -74,12 +73,12 @@ def toml(value: Any) -> str:
 
 
 def bare(key: str) -> str:
-    """A key as it would stand in the file, quoted where it has to be."""
+    """Write a key as it would stand in the file, quoted where it has to be."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml(key)
 
 
 def _texts(options: type[Any]) -> dict[str, str]:
-    """The string below each field, those of base classes included."""
+    """Collect the string below each field, those of base classes included."""
     found: dict[str, str] = {}
     for cls in reversed(options.__mro__):
         try:
@@ -97,10 +96,9 @@ def _texts(options: type[Any]) -> dict[str, str]:
 
 
 def _mentioned(name: str, options: type[Any]) -> str:
-    """The sentences of the class's own words that speak of a key."""
-    sentences = re.split(
-        r"[.;](?: +|$)(?![^()]*\))", about(options).replace("\n\n", " ")
-    )  # not within brackets
+    """Select the sentences of the class's docstring that mention a key."""
+    outside_brackets = r"[.;](?: +|$)(?![^()]*\))"
+    sentences = re.split(outside_brackets, about(options).replace("\n\n", " "))
     return " ".join(f"{sentence}." for sentence in sentences if f"`{name}`" in sentence)
 
 

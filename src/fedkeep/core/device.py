@@ -180,7 +180,7 @@ class Device:
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
         if store is None:
             none = np.zeros(count, dtype=np.int64)
-            store = MemoryStore(none, after_use, bends=options.quotas == "soft")
+            store = MemoryStore(none, after_use, soft_quotas=options.quotas == "soft")
         self.store = store
         self.exchange = gradient_exchange(policy, gist, options.gradient_from)
         self.sender = self.exchange.sender(learner, count, clip)
@@ -216,10 +216,10 @@ class Device:
                 " set weights.client_label = 1, or label_matching = false"
             )
         layout = options.layout(self.learner)
-        return Gist(options, layout, count, self.seed, unbiased=self.policy.fair)
+        return Gist(options, layout, count, self.seed, unbiased=self.policy.unbiased)
 
     def _make_window(self, regions: int) -> GradientAccumulator:
-        """Make what sums arrivals: whole where any part of the device needs that, or as the gist."""
+        """Make what sums arrivals: whole where any part of the device needs it, or as the gist."""
         if self.gist is None and not self.sender.sums_arrivals:
             return GradientAccumulator(0, regions)
         if self.gist is None or self.gist.layout.whole or self.sender.sums_arrivals:

@@ -334,7 +334,7 @@ class SharedGist(GradientExchange):
 
     def fleet_gradient(self, order: TrainOrder) -> Vector | None:
         """Give the order's vector, towards which local steps turn."""
-        return order.direction
+        return order.global_gradient
 
     def check_sample_privacy(self) -> None:
         """Refuse noise for single samples."""
@@ -371,15 +371,15 @@ def gradient_exchange(
     (NoExchange(), LocalGradients(source='arrivals'))
     """
     if gist.mode == "shared":
-        if gist.rank is not None and policy.uses_direction:
+        if gist.rank is not None and policy.uses_global_gradient:
             raise ConfigError(
                 "gist.rank would make a sketch of the global gradient that the policy scores by:"
                 " set gist.mode = 'local'"
             )
-        if gist.last_layers is not None and policy.uses_direction:
+        if gist.last_layers is not None and policy.uses_global_gradient:
             raise ConfigError(
                 "gist.last_layers would shorten the global gradient that the policy scores by:"
                 " set model.last_layers"
             )
         return SharedGist(gist)
-    return LocalGradients(source) if policy.uses_direction else NoExchange()
+    return LocalGradients(source) if policy.uses_global_gradient else NoExchange()

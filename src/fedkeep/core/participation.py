@@ -67,8 +67,8 @@ class Participation:
         self.device, self.order = device, order
         self.correction: Correction | None = None
         """What the gist corrects; None without one."""
-        scored = device.policy.uses_direction
-        self._global_gradient = order.direction if scored else None
+        scored = device.policy.uses_global_gradient
+        self._global_gradient = order.global_gradient if scored else None
         """What the device keeps of it: the fleet's gist is of use in this participation only."""
         self._first_gradient = device.global_gradient is None and self._global_gradient is not None
         self._stored: Stored

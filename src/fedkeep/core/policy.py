@@ -26,7 +26,7 @@ class ScoringContext:
 
     measurements: PerSampleGradients
     """The batch under the model the device last received."""
-    direction: Vector | None
+    global_gradient: Vector | None
     """g_hat, the estimate of the global gradient; None until a first one arrives."""
     arrival: IntArray
     """The sample's number in the device's stream."""
@@ -97,20 +97,20 @@ class SelectionPolicy(ABC):
     ...     def score(self, batch: Batch, view: ScoringContext) -> Scores:
     ...         return view.uniform + self.bonus * view.arrival
     >>> from fedkeep.testing import check_policy
-    >>> check_policy(Young(bonus=2.0))  # the laws that it keeps; one that it broke would be raised
-    ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
+    >>> check_policy(Young(bonus=2.0)).passed  # a rule that it broke would be raised
+    ('scores', 'inputs', 'chunking', 'restart', 'repeatable', 'rescoring', 'memory')
     """
 
-    uses_direction: ClassVar[bool] = False
+    uses_global_gradient: ClassVar[bool] = False
     """Whether devices estimate gradients for it, and the server merges them (Eq. 7, 8)."""
     coordinated: ClassVar[bool] = False
     """Whether the server divides the labels among the devices by default."""
     balanced: ClassVar[bool] = False
     """Whether a device divides its slots among the labels by itself, by what it has seen of
     each."""
-    fair: ClassVar[bool] = False
-    """Whether what is kept of a label is a fair sample of what came of it: a gist then learns from
-    it as well."""
+    unbiased: ClassVar[bool] = False
+    """Whether what is kept of a label is an unbiased sample of what came of it: a gist then learns
+    from it as well."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
 

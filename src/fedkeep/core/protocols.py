@@ -137,30 +137,30 @@ class OfferResult(IntEnum):
     REFUSED = 0
     KEPT = 1
     REPLACED = 2
-    """Stateful, in place of another sample."""
+    """Kept, in place of another sample."""
     REFRESHED = 3
     """Stored already: its score was renewed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The fates of an offered batch.
+    """The results of offering a batch.
 
-    Per sample: its OfferResult, the id it displaced (-1: none), its score and that to beat.
+    Per sample: its OfferResult, the id it evicted (-1: none), its score and that to beat.
 
-    A stored sample that comes again and is refused leaves: it displaces itself. The score to beat
+    A stored sample that comes again and is refused leaves: it evicts itself. The score to beat
     is NaN where the slot had room.
     """
 
-    fates: IntArray
-    displaced: IntArray
-    floors: Scores
+    results: IntArray
+    evicted: IntArray
+    thresholds: Scores
     scores: Scores
 
     @staticmethod
     def concatenate(parts: "Sequence[Outcome]") -> "Outcome":
         """Put the outcomes of several batches together."""
-        columns = zip(*((p.fates, p.displaced, p.floors, p.scores) for p in parts), strict=True)
+        columns = zip(*((p.results, p.evicted, p.thresholds, p.scores) for p in parts), strict=True)
         return Outcome(*map(np.concatenate, columns))
 
 

@@ -1,4 +1,4 @@
-"""Things by name, and what to answer when a name is unknown."""
+"""Components by name, and the hint for an unknown name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Registered = TypeVar("Registered", bound=type)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt word: the nearest known one, or all of them.
+    """Return a hint for a misspelt word: the nearest known one, or all of them.
 
     >>> did_you_mean("fifi", ["ode", "fifo"]), did_you_mean("newest", ["ode", "fifo"])
     ("did you mean 'fifo'?", 'known are: fifo, ode')
@@ -23,14 +23,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def find(name: str, known: Mapping[str, Thing], kind: str) -> Thing:
-    """The thing of that name; `kind` says in an error what was looked for."""
+    """Return the component of that name; an error names the `kind` that was looked for."""
     if name not in known:
         raise ConfigError(f"unknown {kind} '{name}': {did_you_mean(name, known)}")
     return known[name]
 
 
 class Registry(dict[str, Thing]):
-    """Things of one kind by their names in TOML files.
+    """Components of one kind by their names in TOML files.
 
     >>> shapes: Registry[type] = Registry("shape", methods=("area",))
     >>> @shapes.register("square")
@@ -55,7 +55,7 @@ class Registry(dict[str, Thing]):
         """What a class must be and be able to do to be admitted."""
 
     def register(self, name: str) -> Callable[[Registered], Registered]:
-        """Puts the class it stands above under a name, as a frozen dataclass whose fields are keys of a table."""
+        """Register the decorated class as a frozen dataclass; its fields are keys of a table."""
 
         def add(thing: Registered) -> Registered:
             self[name] = dataclass(frozen=True)(thing)  # type: ignore[assignment]
@@ -64,7 +64,13 @@ class Registry(dict[str, Thing]):
         return add
 
     def admit(self, name: str, found: Any) -> Thing:
-        """What somebody found elsewhere under `name`, if it is a class of this kind."""
+        """Return the class found elsewhere under `name`, if it is of this kind.
+
+        Raises
+        ------
+        ConfigError
+            If it is no subclass, lacks a method or is no dataclass.
+        """
         if not (isinstance(found, type) and issubclass(found, self._base)):
             raise ConfigError(
                 f"{name} is no {self.kind}: it must be a subclass of {self._base.__name__}"

@@ -256,8 +256,8 @@ def screen_order(
         except ValueError as error:
             raise RejectedError(RejectionReason(reason), str(error)) from error
     screen_parameters(order.model, size, "model")
-    if order.direction is not None:
-        screen_parameters(order.direction, gradient_size, "direction")
+    if order.global_gradient is not None:
+        screen_parameters(order.global_gradient, gradient_size, "direction")
     plan = order.assignment
     if plan is None:
         return

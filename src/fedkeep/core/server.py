@@ -230,7 +230,7 @@ class Server:
 
     def expect_sums(self) -> None:
         """Expect `close_sum` from now on: g_hat is given with each sum, and begins as it is."""
-        self._estimator = GivenEstimator(self._estimator.direction())
+        self._estimator = GivenEstimator(self._estimator.global_gradient())
 
     def discard_plan(self) -> None:
         """Drop the plan: one made in the clear does not count where profiles are encrypted."""
@@ -295,7 +295,7 @@ class Server:
         return TrainOrder(
             round=self._round,
             model=self._model,
-            direction=self._estimator.direction(),
+            global_gradient=self._estimator.global_gradient(),
             local=self._schedule.local(self._round),
             accepted_round=self._accepted.get(device),
             assignment=None if self._plan is None else self._plan.assignment(device),

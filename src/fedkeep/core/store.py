@@ -14,7 +14,7 @@ from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 
 _GIVES_WAY, _RANKED = 0, 1
-"""Tiers of a key: what gives way is displaced by any newcomer; the rest ranks by score."""
+"""Tiers of a key: what gives way is evicted for any newcomer; the rest ranks by score."""
 _Key = tuple[int, float, int]
 """(tier, effective score, arrival): the lowest key leaves first, so that the newest wins ties."""
 _ROOM: _Key = (_GIVES_WAY, np.nan, 0)
@@ -63,16 +63,16 @@ _key: Callable[[_Entry], _Key] = attrgetter("key")
 class MemoryStore:
     """A `Store` in memory, with a sorted list per region; a hopeless offer costs almost nothing.
 
-    Where the store `bends`, quotas are targets: a region may use what the others leave free, and
+    With `soft_quotas`, quotas are targets: a region may use what the others leave free, and
     when all slots are taken the lowest sample of the region most above its target goes (of equals
     the region that holds most, then the one with the oldest sample). Otherwise no region ever holds
     more than its quota, as in the paper.
 
-    >>> store = MemoryStore(np.array([1, 1]), bends=True)
+    >>> store = MemoryStore(np.array([1, 1]), soft_quotas=True)
     >>> def come(number, region, score):
     ...     batch = Batch(np.zeros((1, 2)), np.array([region]), np.array([number]))
     ...     outcome = store.offer(batch, batch.y, np.array([score]), batch.ids)
-    ...     return OfferResult(outcome.fates[0]).name
+    ...     return OfferResult(outcome.results[0]).name
     >>> [come(1, 0, 0.9), come(2, 0, 0.8), come(3, 0, 0.7)]  # region 1 lends its slot
     ['KEPT', 'KEPT', 'REFUSED']
     >>> come(4, 1, 0.1)  # and takes it back
@@ -82,9 +82,9 @@ class MemoryStore:
     """
 
     def __init__(
-        self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, bends: bool = False
+        self, quotas: IntArray, after_use: AfterUse = AfterUse(), *, soft_quotas: bool = False
     ) -> None:
-        self.after_use, self.bends, self.regions = after_use, bends, len(quotas)
+        self.after_use, self.soft_quotas, self.regions = after_use, soft_quotas, len(quotas)
         self._quotas: list[int] = quotas.tolist()
         self._entries: dict[int, _Entry] = {}
         self._ranked: list[list[_Entry]] = [[] for _ in quotas]
@@ -107,23 +107,23 @@ class MemoryStore:
         self._quotas = quotas.tolist()
         self._weigh()
         dropped = []
-        while self.bends and len(self._entries) > self._slots:
+        while self.soft_quotas and len(self._entries) > self._slots:
             dropped.append(self._drop(self._ranked[self._most_above()][0]))
         for ranked, quota in zip(self._ranked, self._quotas, strict=True):
-            while not self.bends and len(ranked) > quota:
+            while not self.soft_quotas and len(ranked) > quota:
                 dropped.append(self._drop(ranked[0]))
         return dropped
 
     def would_hold(self, counts: IntArray, quotas: IntArray) -> bool:
         """Tell whether so many samples of each region stay under these quotas."""
-        return bool(counts.sum() <= quotas.sum() if self.bends else (counts <= quotas).all())
+        return bool(counts.sum() <= quotas.sum() if self.soft_quotas else (counts <= quotas).all())
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
         n, entries = len(batch), self._entries
         if self.regions == 1 and n > len(entries) and self._knows_none(batch.ids.tolist()):
             return self._offer_unknown(batch, scores, arrivals)
-        fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
+        results, evicted, thresholds = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
         unknown = [np.nan] * self.regions
         least = unknown.copy()
         """The score to beat, by region, until something changes; NaN: to be found, or none."""
@@ -131,19 +131,19 @@ class MemoryStore:
         columns = zip(*(c.tolist() for c in (batch.ids, regions, scores, arrivals)), strict=True)
         for i, (id_, region, score, arrival) in enumerate(columns):
             if score < least[region] and id_ not in entries:
-                floors[i] = least[region]
+                thresholds[i] = least[region]
                 continue
             entry, sound = entries.get(id_), score > -np.inf
             if entry is None:
                 to_beat, leaving = self._way_in(region)
                 if not sound or (_RANKED, score, arrival) < to_beat:
-                    floors[i] = to_beat[1]
+                    thresholds[i] = to_beat[1]
                     if to_beat[0] == _RANKED:
                         least[region] = to_beat[1]
                     continue
-                fates[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
+                results[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
                 if leaving is not None:
-                    floors[i], displaced[i] = leaving.key[1], leaving.id
+                    thresholds[i], evicted[i] = leaving.key[1], leaving.id
                     self._drop(leaving)
                 entry = _Entry(id_, _LATER, 0, region, score, arrival)
                 self._insert(entry)
@@ -152,18 +152,20 @@ class MemoryStore:
                     least[region] = np.nan  # in no other region has anything changed
                     continue
             elif sound:
-                fates[i], floors[i] = OfferResult.REFRESHED, entry.key[1]
+                results[i], thresholds[i] = OfferResult.REFRESHED, entry.key[1]
                 entry.score, entry.arrival = score, arrival
                 self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
                 if entry.uses and self.after_use.name == "discount":
                     self._rank(self._ranked[entry.region])
             else:
-                displaced[i] = self._drop(entry)
+                evicted[i] = self._drop(entry)
             least = unknown.copy()
         # Most of them may have left again: only what stays is copied.
         for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
             entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
-        return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
+        return Outcome(
+            _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
+        )
 
     def _knows_none(self, ids: list[int]) -> bool:
         """Tell whether no sample comes again, be it stored or of the same batch."""
@@ -172,29 +174,31 @@ class MemoryStore:
     def _offer_unknown(self, batch: Batch, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer many samples of the only region: a heap tells what leaves, and few get an entry."""
         n, ids, ranked = len(batch), batch.ids.tolist(), self._ranked[0]
-        fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
+        results, evicted, thresholds = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
         heap = [(entry.key, place - len(ranked)) for place, entry in enumerate(ranked)]
         free = self._slots - len(heap)
         for i, (score, arrival) in enumerate(zip(scores.tolist(), arrivals.tolist(), strict=True)):
             sound, key = score > -np.inf, (_RANKED, score, arrival)
             if free > 0:
                 if sound:
-                    fates[i] = OfferResult.KEPT
+                    results[i] = OfferResult.KEPT
                     heappush(heap, (key, i))
                     free -= 1
             elif heap:
-                floors[i] = heap[0][0][1]
+                thresholds[i] = heap[0][0][1]
                 if sound and key >= heap[0][0]:
-                    fates[i] = OfferResult.REPLACED
+                    results[i] = OfferResult.REPLACED
                     _, place = heapreplace(heap, (key, i))
-                    displaced[i] = ids[place] if place >= 0 else ranked[place].id
+                    evicted[i] = ids[place] if place >= 0 else ranked[place].id
         stay = {place for _, place in heap}
         for entry in [e for place, e in enumerate(ranked, -len(ranked)) if place not in stay]:
             self._drop(entry)
         for i in sorted(place for place in stay if place >= 0):
             x, y = batch.x[i].copy(), int(batch.y[i])
             self._insert(_Entry(ids[i], x, y, 0, float(scores[i]), int(arrivals[i])))
-        return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
+        return Outcome(
+            _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
+        )
 
     def stored(self) -> Stored:
         """Give what is stored, oldest arrival first."""
@@ -279,11 +283,11 @@ class MemoryStore:
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
         held, slots = len(self._ranked[region]), self._quotas[region]
-        if self.bends:
+        if self.soft_quotas:
             held, slots = len(self._entries), self._slots
         if held < slots:
             return _ROOM, None
-        several = self.bends and self.regions > 1
+        several = self.soft_quotas and self.regions > 1
         giver = self._most_above(region) if several else region
         if not self._ranked[giver]:
             return _NO_ROOM, None

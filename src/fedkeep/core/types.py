@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Vector: TypeAlias = NDArray[np.float32]
-"""A model, a gradient or a direction, flattened: (P,)."""
+"""A model or a gradient, flattened: (P,)."""
 Scores: TypeAlias = NDArray[np.float64]
 """One number per sample: (n,)."""
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -151,7 +151,7 @@ class TrainOrder:
 
     round: int
     model: Vector
-    direction: Vector | None
+    global_gradient: Vector | None
     """g_hat; None until a first estimate exists."""
     local: LocalTraining
     accepted_round: int | None = None

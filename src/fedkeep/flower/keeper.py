@@ -278,7 +278,7 @@ class Keeper:
             if stream.device.model is not None:
                 self._release.see(ids)
             outcome, _ = stream.device.observe(batch, time=0.0)
-            fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.fates.tolist())
+            fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.results.tolist())
             self._counts.update(fates)
         pool.prune(stream.kept | stream.trained_on)
         self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
@@ -564,7 +564,7 @@ class Keeper:
         if stream is None:
             return
         state = stream.device.snapshot()
-        if not stream.device.policy.uses_direction:
+        if not stream.device.policy.uses_global_gradient:
             state.pop("direction", None)
         facts = {
             "labels": stream.labels,

@@ -138,7 +138,7 @@ class KeeperStrategy(Strategy):
         self._layout = ModelLayout(arrays)
         self._model = self._layout.flatten(arrays)
         messages = list(self._inner.configure_train(server_round, arrays, config, grid))
-        direction = self._estimator.direction()
+        direction = self._estimator.global_gradient()
         beside = None if direction is None else ArrayRecord({"direction": Array(direction)})
         for message in messages:
             accepted = self._accepted.get(message.metadata.dst_node_id, -1)

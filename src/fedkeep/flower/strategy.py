@@ -206,7 +206,7 @@ class FedkeepStrategy:
         if self.sums is not None:
             return self._play_sum(exchange, self.sums, chosen, nodes)
         orders, wanted, self._valid = self.server.open_round(chosen), options.wanted(len(nodes)), 0
-        encoded = codec.encode_all(map(Participate, orders.values()))
+        encoded = codec.encode_all(map(Participate.of, orders.values()))
         contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
 
         def order(node: int) -> Message:
@@ -332,7 +332,7 @@ class FedkeepStrategy:
         opened = sums.open(chosen)
         asked = exchange, opened, nodes
         contents = codec.encode_all(
-            Participate(order, protocol.encode(opened.terms[d])) for d, order in orders.items()
+            Participate.of(order, protocol.encode(opened.terms[d])) for d, order in orders.items()
         )
         asking = dict(zip(orders, contents, strict=True))
         keys = self._ask(*asked, TRAIN, asking, protocol.Keys, max(wanted, opened.threshold))

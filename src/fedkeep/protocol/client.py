@@ -56,7 +56,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
 
     def participate(self, order: TrainOrder) -> Report:
         """Have the agent take part in a round (steps 4 to 6)."""
-        return self.ask(messages.Participate(order), messages.Reported).report
+        return self.ask(messages.Participate.of(order), messages.Reported).report
 
     def evaluate(self, model: Vector) -> messages.Evaluated:
         """Evaluate a model on the agent's held-out samples, or on its stored ones."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import msgspec
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.types import Profile, Report, TrainOrder, Vector
+from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -29,15 +29,36 @@ class ProfileRequest:
     """Number of the device; the node fills it in itself, whatever the server sent."""
 
 
-class Participate(msgspec.Struct, frozen=True, tag=True):
+class WireOrder(msgspec.Struct, frozen=True, rename={"global_gradient": "direction"}):
+    """A `TrainOrder` under the names that its fields have on the wire."""
+
+    round: int
+    model: Vector
+    global_gradient: Vector | None
+    local: LocalTraining
+    accepted_round: int | None = None
+    assignment: Assignment | None = None
+
+
+class Participate(msgspec.Struct, frozen=True, tag=True, rename={"wire_order": "order"}):
     """Take part in a round: train on the stored samples and report.
 
     Answered by `Reported`, or by `Answered` with secure aggregation.
     """
 
-    order: TrainOrder
+    wire_order: WireOrder
     terms: bytes | None = None
     """Configuration of a secure aggregation: the report is kept for masking, keys are answered."""
+
+    @classmethod
+    def of(cls, order: TrainOrder, terms: bytes | None = None) -> "Participate":
+        """Make the message of an order."""
+        return cls(WireOrder(**vars(order)), terms)
+
+    @property
+    def order(self) -> TrainOrder:
+        """The order in the message."""
+        return TrainOrder(**msgspec.structs.asdict(self.wire_order))
 
 
 class AskSum(msgspec.Struct, frozen=True, tag=True):
@@ -355,10 +376,10 @@ def reply_of(
     2.5
     """
     match request:
-        case Participate(order, bytes(terms)):
-            return Answered(device.hold(order, terms))
-        case Participate(order):
-            return Reported(device.participate(order))
+        case Participate(terms=bytes(terms)):
+            return Answered(device.hold(request.order, terms))
+        case Participate():
+            return Reported(device.participate(request.order))
         case AskSum(question):
             return Answered(device.answer(question))
         case Evaluate(model):

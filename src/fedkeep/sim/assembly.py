@@ -74,9 +74,9 @@ class Assembly(SimulationContext):
     fleet: SimulatedFleet | FullFleet
     oracle: Oracle | None
     """Present if every device is to have the exact gradient in every round."""
-    guards: DeviceMechanisms
+    mechanisms: DeviceMechanisms
     """What the devices' reports pass on their way out."""
-    rival: Baseline
+    baseline: Baseline
     """What else is done about small and unlike stores; nothing, unless `correction` says so."""
 
 
@@ -85,9 +85,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
 
     >>> from fedkeep.config.experiment import resolve
     >>> demo = {"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}
-    >>> ground = simulation_context(resolve(demo))
-    >>> device = ground.device(0)
-    >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
+    >>> context = simulation_context(resolve(demo))
+    >>> device = context.device(0)
+    >>> outcome, refused = device.observe(context.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
     4
     """
@@ -121,19 +121,20 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """
-    ground = simulation_context(experiment, data)
-    data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
-    server = experiment.make_server(learner, ground.model, ground.regions.count)
-    guards = DeviceMechanisms(experiment)
+    context = simulation_context(experiment, data)
+    data, stream, learner, policy = context.data, context.stream, context.learner, experiment.policy
+    server = experiment.make_server(learner, context.model, context.regions.count)
+    mechanisms = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(int(ground.capacities[d]), ground.velocities[d]) for d in range(data.devices)
+            d: Profile(int(context.capacities[d]), context.velocities[d])
+            for d in range(data.devices)
         }
-        coordinate(experiment, server, guards.release_profiles(profiles))
+        coordinate(experiment, server, mechanisms.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
-    if policy.uses_direction and experiment.estimator.cold_start == "exact":
+    if policy.uses_global_gradient and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
-        exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
+        exact = {d: oracle.gradient(context.model, data.train.of(d)) for d in range(data.devices)}
         server.warm_start({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
@@ -146,23 +147,25 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
             so_far=so_far,
         )
     else:
-        direction = server.estimator.direction()
+        direction = server.estimator.global_gradient()
 
         def make(number: DeviceId) -> Device:
             """As it is before the first round: with the plan's word on what to keep."""
-            made = ground.device(number, direction)
+            made = context.device(number, direction)
             if server.plan is not None:
                 made.apply_plan(server.plan.assignment(number))
             return made
 
         fleet = SimulatedFleet(learner, stream, make)
     return Assembly(
-        **vars(ground),
+        **vars(context),
         server=server,
         fleet=fleet,
-        oracle=oracle if policy.uses_direction and experiment.estimator.name == "exact" else None,
-        guards=guards,
-        rival=baseline_for(experiment.correction, learner, stream.rates),
+        oracle=oracle
+        if policy.uses_global_gradient and experiment.estimator.name == "exact"
+        else None,
+        mechanisms=mechanisms,
+        baseline=baseline_for(experiment.correction, learner, stream.rates),
     )
 
 

@@ -91,8 +91,8 @@ class Simulator:
         self._k = max(1, round(experiment.train.participation * len(self._population)))
         self._kept: dict[str, Stateful] = {
             "server": self.server,
-            "rival": self.parts.rival,
-            "guards": self.parts.guards,
+            "rival": self.parts.baseline,
+            "guards": self.parts.mechanisms,
         }
         if isinstance(self.parts.fleet, SimulatedFleet):
             self._kept["fleet"] = self.parts.fleet
@@ -124,13 +124,13 @@ class Simulator:
         tested = self._test_first(round_) if self.experiment.record.prequential else (0, 0)
         arrivals = self._bring_up_to_date(participants, round_)
         orders = server.open_round(participants)
-        reports = parts.fleet.take_part(orders, parts.rival.corrections(participants))
-        reports = parts.guards.release(orders, reports)
+        reports = parts.fleet.take_part(orders, parts.baseline.corrections(participants))
+        reports = parts.mechanisms.release(orders, reports)
         self._deliver(reports, round_)
         summary = server.close_round()
         counted = {device: reports[device] for device in summary.accepted}
         rate = server.schedule.local(round_).learning_rate
-        server.apply_step(parts.rival.step(before, server.model, counted, rate))
+        server.apply_step(parts.baseline.step(before, server.model, counted, rate))
         return RoundRecord(server.round, summary, arrivals, None, tested)
 
     def participants(self, round_: int) -> tuple[DeviceId, ...]:
@@ -186,7 +186,7 @@ class Simulator:
         if declared:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
             plan = coordinate(
-                self.experiment, self.server, self.parts.guards.release_profiles(counted)
+                self.experiment, self.server, self.parts.mechanisms.release_profiles(counted)
             )
             for d, device in fleet.devices.items():
                 device.apply_plan(plan.assignment(d))
@@ -194,7 +194,7 @@ class Simulator:
 
     def _deliver(self, reports: dict[DeviceId, Report], round_: int) -> None:
         """Hands the reports to the server, save those that are lost on the way."""
-        direction = self.server.estimator.direction()
+        direction = self.server.estimator.global_gradient()
         down = 4 * (len(self.server.model) + (0 if direction is None else len(direction)))
         lost = generator(child_seed(self.experiment.seed, "dropout"), round_).random(len(reports))
         for (device, report), luck in zip(reports.items(), lost.tolist(), strict=True):

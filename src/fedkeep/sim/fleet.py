@@ -39,9 +39,9 @@ class SimulatedFleet:
 
     >>> from fedkeep.sim.assembly import simulation_context
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}}))
-    >>> fleet = SimulatedFleet(ground.learner, ground.stream, ground.device)
-    >>> fleet.catch_up([0], until=20) == len(ground.stream.arrivals(0, 0, 20))
+    >>> context = simulation_context(resolve({"task": {"name": "demo", "devices": 3}}))
+    >>> fleet = SimulatedFleet(context.learner, context.stream, context.device)
+    >>> fleet.catch_up([0], until=20) == len(context.stream.arrivals(0, 0, 20))
     True
     >>> sorted(fleet.devices)  # nobody has asked for the others yet
     [0]

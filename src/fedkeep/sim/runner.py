@@ -227,7 +227,7 @@ class Observer:
             )
         if self._figures:
             yield gist_line(round_, self._figures)
-        spending = self._simulator.parts.guards.most_spent()
+        spending = self._simulator.parts.mechanisms.most_spent()
         if spending is not None:
             left, delta = spending.left, spending.delta
             yield lines.PrivacyLine(
@@ -285,14 +285,14 @@ class Observer:
         )
 
     def _watch(self, device: DeviceId, batch: Batch, outcome: Outcome) -> None:
-        self._fates.update(outcome.fates.tolist())
+        self._fates.update(outcome.results.tolist())
         if device not in self._changes:
             return
-        for i in np.flatnonzero(outcome.fates != OfferResult.REFUSED)[-_CHANGES:].tolist():
+        for i in np.flatnonzero(outcome.results != OfferResult.REFUSED)[-_CHANGES:].tolist():
             id_, label, score = int(batch.ids[i]), int(batch.y[i]), float(outcome.scores[i])
             fate, displaced = (
-                OfferResult(int(outcome.fates[i])).name.lower(),
-                int(outcome.displaced[i]),
+                OfferResult(int(outcome.results[i])).name.lower(),
+                int(outcome.evicted[i]),
             )
             gone = None if displaced < 0 else displaced
             self._changes[device].append(

@@ -1,6 +1,7 @@
-"""Many runs in parallel: in processes of this machine, each pinned to its share of the cores, or on a Ray cluster.
+"""Many runs in parallel: in processes of this machine, or on a Ray cluster.
 
-From a cluster the records come back to this machine, the same to the byte.
+Each process uses its share of the cores. From a cluster the records come back to this machine, the
+same to the byte.
 """
 
 import multiprocessing
@@ -36,7 +37,7 @@ _START_SECONDS = 2.0
 """Until worker processes have loaded what they need."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 Listener = Callable[[int, int, float | None], None]
-"""Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
+"""Called with a run's index, the rounds done, and the accuracy where it was measured."""
 Backend = Literal["local", "ray"]
 
 
@@ -49,7 +50,7 @@ def run_sweep(
     listen: Listener,
     backend: Backend = "local",
 ) -> None:
-    """Plays every cell into the directory; what is finished already is left alone when resuming."""
+    """Execute every run into the directory; finished ones are left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
     plan_runs(directory, (cell.name for cell in cells))
     if backend == "ray":
@@ -64,7 +65,7 @@ def run_sweep(
 
 
 def estimate_seconds(cells: Sequence[RunSpec], jobs: int) -> float:
-    """How long the cells will take, from a short trial of each method."""
+    """Estimate how long the runs will take, from a short trial of each method."""
     kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
     per_round = {}
     for kind, cell in kinds.items():
@@ -96,7 +97,7 @@ def _run_in_processes(
     resume: bool,
     listen: Listener,
 ) -> None:
-    """With as many threads each as there are cores for: numerical libraries read that when they are loaded."""
+    """Execute runs in processes; numerical libraries read their number of threads at import."""
     before = {name: os.environ[name] for name in _THREADS if name in os.environ}
     os.environ.update(dict.fromkeys(_THREADS, str(max(1, (os.cpu_count() or 1) // jobs))))
     context = multiprocessing.get_context("spawn")
@@ -139,7 +140,7 @@ _steps: SimpleQueue[Any] | None = None
 
 
 def _become_worker(steps: SimpleQueue[Any]) -> None:
-    """Leaves Ctrl-C to the parent, which stops its workers between two checkpoints; ends when the parent does.
+    """Ignore Ctrl-C, as the parent stops its workers between checkpoints; end with the parent.
 
     A killed parent cannot stop its workers, and would leave them on the processors for hours.
     """
@@ -166,7 +167,7 @@ def _play_one(index: int, cell: RunSpec, directory: Path, resume: bool) -> None:
 def play_on_ray(
     cells: Sequence[RunSpec], waiting: Sequence[int], directory: Path, listen: Listener
 ) -> None:
-    """Plays the waiting cells on the cluster, a processor each; every record is written as soon as it comes back."""
+    """Execute the waiting runs on the cluster, a processor each; write records as they arrive."""
     ray = _connected()
     # A run whose machine is lost is begun anew elsewhere, twice at most.
     remote = ray.remote(num_cpus=1, max_retries=2)(_play_elsewhere)
@@ -198,7 +199,7 @@ def play_on_ray(
 
 
 def processors() -> int:
-    """How many runs the cluster can play at a time."""
+    """Return how many runs the cluster can execute at a time."""
     ray = _connected()
     try:
         return max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -207,7 +208,10 @@ def processors() -> int:
 
 
 def _play_elsewhere(table: Table, setting: str) -> dict[str, bytes]:
-    """One run, into a folder that is gone afterwards; its files by name, the record last: what is there is finished."""
+    """Execute one run in a temporary folder and return its files by name, the record last.
+
+    A run whose record exists counts as finished, so the record must be written last.
+    """
     with tempfile.TemporaryDirectory(prefix="fedkeep-") as folder:
         record = play(RunSpec(table, setting), Path(folder))
         paths = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path == record)
@@ -215,9 +219,9 @@ def _play_elsewhere(table: Table, setting: str) -> dict[str, bytes]:
 
 
 def _connected() -> Any:
-    """Ray, connected to the cluster of RAY_ADDRESS, or to the one that runs on this machine.
+    """Connect Ray to the cluster of RAY_ADDRESS, or to the one that runs on this machine.
 
-    First it is seen whether anybody listens: else Ray itself would wait for minutes, and then end the process.
+    The address is tried first: else Ray itself would wait for minutes, and then end the process.
     """
     with optional_import("--backend ray", "cluster"):
         import ray

@@ -28,8 +28,8 @@ class GistOptions:
     """The largest effective sample size: the larger, the less noise, and the slower to follow a
     drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, `int4` an eighth, each with a scale
-    for every 64 numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, `int4` an eighth, each with a
+    scale for every 64 numbers."""
     rank: int | Literal["auto"] | None = None
     """Keep a sketch of this rank of each large weight; "auto": a rank of 16; None: every number."""
     last_layers: int | None = None
@@ -47,7 +47,7 @@ class GistOptions:
         return self.mode != "none"
 
     def layout(self, learner: Learner) -> GradientLayout:
-        """Lay out the gist of a learner's gradients: whole, or with a sketch of each large weight."""
+        """Lay out the gist of a learner's gradients: whole, or large weights as sketches."""
         if self.rank is None:
             return whole_layout(learner.tail(self.last_layers))
         rank = AUTO_RANK if self.rank == "auto" else self.rank

@@ -23,7 +23,7 @@ class Estimate:
 
 @dataclass(eq=False)
 class GivenEstimator:
-    """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
+    """A global gradient that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
     given: Vector | None = None
     fleet_weight: float = 0.0
@@ -32,7 +32,7 @@ class GivenEstimator:
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         """Ignore what devices send."""
 
-    def direction(self) -> Vector | None:
+    def global_gradient(self) -> Vector | None:
         """Give the present g_hat; None until there is one."""
         return self.given
 
@@ -60,7 +60,7 @@ class RoundMeanEstimator(GivenEstimator):
     >>> estimator = RoundMeanEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([1.0], dtype=np.float32), weight=3.0, round=1)})
-    >>> estimator.direction().tolist()
+    >>> estimator.global_gradient().tolist()
     [1.0]
     """
 
@@ -87,15 +87,15 @@ class IncrementalEstimator:
     >>> estimator = IncrementalEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
     >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=3.0, round=1)})
-    >>> estimator.direction().tolist()  # (1 * 4 + 3 * 0) / 4
+    >>> estimator.global_gradient().tolist()  # (1 * 4 + 3 * 0) / 4
     [1.0]
     >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})
-    >>> estimator.direction().tolist(), estimator.staleness(2)
+    >>> estimator.global_gradient().tolist(), estimator.staleness(2)
     ([2.0], 0.5)
     >>> printed = IncrementalEstimator(normalise=False)
     >>> printed.fleet_weight = 4.0
     >>> printed.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
-    >>> printed.direction().tolist()  # 1 / 4 of 4: three quarters of the fleet have not reported
+    >>> printed.global_gradient().tolist()  # 1 / 4 of 4: three quarters have not reported
     [1.0]
     """
 
@@ -109,7 +109,7 @@ class IncrementalEstimator:
         """By slot."""
         self._sums: dict[tuple[int, int], tuple[FloatArray, float] | None] = {}
         """Of each block of slots, by its height and number, until one of them changes."""
-        self._direction: Vector | None = None
+        self._global_gradient: Vector | None = None
         self._round = -1
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
@@ -132,16 +132,16 @@ class IncrementalEstimator:
             self._free.append(slot)
             self._changed(slot)
 
-    def direction(self) -> Vector | None:
+    def global_gradient(self) -> Vector | None:
         """Give the present g_hat; None until there is one."""
-        if self._direction is None and self._kept:
+        if self._global_gradient is None and self._kept:
             slots = len(self._kept) + len(self._free)
             height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
             total, weight = self._sum(height, 0) or (np.zeros(0), 0.0)
             if weight > 0 and not self.normalise:
                 weight = max(weight, self.fleet_weight)
-            self._direction = (total / weight).astype(np.float32) if weight > 0 else None
-        return self._direction
+            self._global_gradient = (total / weight).astype(np.float32) if weight > 0 else None
+        return self._global_gradient
 
     def staleness(self, round_: int) -> float | None:
         """Average the age of the estimates behind g_hat, in rounds; None where there are none."""
@@ -173,12 +173,12 @@ class IncrementalEstimator:
         self._slots = dict(zip(devices, slots, strict=True))
         self._kept = dict(zip(slots, map(Estimate, gradients, weights, rounds), strict=True))
         self._free = state["free"].tolist()
-        self._sums, self._direction = {}, None
+        self._sums, self._global_gradient = {}, None
         self._round = int(state["rounds"].max(initial=-1))
 
     def _changed(self, slot: int) -> None:
         """Forgets the sums that this slot is in."""
-        self._direction = None
+        self._global_gradient = None
         for height in range(_TALLEST):
             self._sums.pop((height, slot // _FAN ** (height + 1)), None)
 

@@ -105,7 +105,7 @@ class LabelHolders:
         self.holders[taken] += len(devices)
 
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label as many more holders as the shortest chain of exchanges allows.
+        """Find the label as many more holders as the shortest chain of exchanges allows.
 
         Says whether there is one.
         """
@@ -135,7 +135,7 @@ class LabelHolders:
         return True
 
     def _hand_on(self, dropped: int, taken: int, count: int) -> None:
-        """The fastest of those that can take one label for another do."""
+        """Let the fastest of those that can take one label for another do so."""
         swappers = self._swappers(dropped, taken)
         self.swap(swappers[fastest(self.velocity[swappers, taken], count)], dropped, taken)
 
@@ -147,7 +147,7 @@ class LabelHolders:
 
 
 def fastest(rates: AnyArray, count: int) -> IntArray:
-    """The positions of the `count` largest rates; among equals the first."""
+    """Return the positions of the `count` largest rates; among equals the first."""
     if count >= len(rates):
         return np.arange(len(rates))
     threshold = np.partition(rates, len(rates) - count)[len(rates) - count]
@@ -157,7 +157,7 @@ def fastest(rates: AnyArray, count: int) -> IntArray:
 
 
 def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
-    """Marks the counts[i] largest positive values of each row i; among equals the first."""
+    """Mark the counts[i] largest positive values of each row i; among equals the first."""
     marked = counts[:, None] >= np.count_nonzero(values > 0, axis=1)[:, None]
     chosen: BoolArray = marked & (values > 0)
     rows = np.flatnonzero(~marked[:, 0] & (counts > 0))
@@ -175,7 +175,7 @@ def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
 
 
 def row_chunks(rows: IntArray) -> Iterator[IntArray | slice]:
-    """The rows in portions, so that temporary arrays stay small beside a fleet of millions."""
+    """Split the rows in portions, so that temporary arrays stay small for large fleets."""
     for start in range(0, len(rows), _ROWS):
         part = rows[start : start + _ROWS]
         first, last = int(part[0]), int(part[-1])
@@ -186,7 +186,7 @@ def row_chunks(rows: IntArray) -> Iterator[IntArray | slice]:
 def improve(
     holdings: LabelHolders, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool
 ) -> None:
-    """Makes exchanges until none of the cycles tried adds to the objective.
+    """Make exchanges until none of the cycles tried adds to the objective.
 
     No label comes to have fewer holders than the first of the `stages` asks for, nor do all
     together come to lack more of what the last one asks for. `concentrated` says that all slots but
@@ -219,7 +219,7 @@ def improve(
 def _gains(
     holdings: LabelHolders, capacities: IntArray, stages: Sequence[IntArray], *, concentrated: bool
 ) -> tuple[FloatArray, IntArray]:
-    """The best exchange for every two labels, (Y + 2, Y + 2), the last two being the pools.
+    """Find the best exchange for every two labels, (Y + 2, Y + 2), the last two being the pools.
 
     What it adds to the objective, and the device that makes it.
     """
@@ -306,7 +306,7 @@ device's capacity."""
 
 
 def _quota_table(fleet: FleetProfiles) -> AnyArray:
-    """An empty D, in the smallest integers that hold the largest capacity."""
+    """Make an empty D, in the smallest integers that hold the largest capacity."""
     largest = int(fleet.capacities.max(initial=0))
     return np.zeros(fleet.velocities.shape, dtype=np.int16 if largest < 2**15 else np.int64)
 

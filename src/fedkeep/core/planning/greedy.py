@@ -348,7 +348,7 @@ class Greedy(LabelLimits):
         return self.settle(fleet, np.where(unchanged[:, None], old, quotas).astype(quotas.dtype))
 
     def _divide(self, fleet: FleetProfiles, held: BoolArray | None, *, improving: bool) -> AnyArray:
-        """The quotas of who holds what: on top of what is held, in the greedy's order."""
+        """Divide slots among who holds what: on top of what is held, in the greedy's order."""
         holdings = LabelHolders(fleet.velocities, self.of_devices(fleet), held)
         order = np.lexsort((-fleet.label_mass, fleet.owners))
         stages = self.stages(fleet)

@@ -27,7 +27,7 @@ class Shortfall:
     def tell(
         self, labels: Sequence[str] | None = None, devices: Sequence[str] | None = None
     ) -> str:
-        """The shortfall in a sentence, with names for labels and devices where there are any."""
+        """Write the shortfall in a sentence, with the names of labels and devices."""
         if self.label is not None:
             name = labels[self.label] if labels else self.label
             return f"label {name} has {self.got} of {self.wanted} holders: {self.reason}"
@@ -53,7 +53,7 @@ class Plan:
     shortfalls: tuple[Shortfall, ...] = ()
 
     def assignment(self, device: DeviceId) -> Assignment:
-        """What this device is told (step 2)."""
+        """Return the assignment of this device (step 2)."""
         row = int(np.searchsorted(self.devices, device))
         if row == len(self.devices) or self.devices[row] != device:
             raise KeyError(f"device {device} is not in the plan")
@@ -69,6 +69,7 @@ class Plan:
 
     @staticmethod
     def from_snapshot(state: State) -> "Plan":
+        """Rebuild a plan from plain arrays."""
         mass = float(state["mass_per_slot"])
         return Plan(state["devices"], state["quotas"], state["label_weights"], mass)
 
@@ -83,7 +84,7 @@ class Plan:
         return np.asarray(np.count_nonzero(self.quotas, axis=0))
 
     def rows_for(self, fleet: FleetProfiles) -> AnyArray:
-        """The quotas that the devices of `fleet` have now, zero for those that joined since."""
+        """Return the present quotas of the devices of `fleet`, zero for those that joined since."""
         rows = np.zeros((len(fleet), fleet.labels), dtype=self.quotas.dtype)
         if not len(self.devices):
             return rows
@@ -101,7 +102,7 @@ class Plan:
 def make_plan(
     fleet: FleetProfiles, quotas: AnyArray, shortfalls: tuple[Shortfall, ...] = ()
 ) -> Plan:
-    """The plan of these quotas, with gamma of Eq. 11."""
+    """Make the plan of these quotas, with gamma of Eq. 11."""
     stored, mass = quotas.sum(axis=0, dtype=np.int64), fleet.label_mass
     slots, weights = int(stored.sum()), label_weights(mass, stored)
     return Plan(

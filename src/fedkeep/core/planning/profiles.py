@@ -71,7 +71,7 @@ class FleetProfiles:
 
     @staticmethod
     def numbered(capacities: ArrayLike, velocities: ArrayLike) -> "FleetProfiles":
-        """A fleet whose devices are called 0, 1, 2 and so on.
+        """Make a fleet whose devices are called 0, 1, 2 and so on.
 
         >>> fleet = FleetProfiles.numbered(capacities=[4, 2], velocities=[[1, 0, 2], [0, 0, 5]])
         >>> len(fleet), fleet.labels, fleet.owners.tolist(), fleet.label_mass.tolist()

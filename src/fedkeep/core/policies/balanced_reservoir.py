@@ -12,7 +12,7 @@ class BalancedReservoir(SelectionPolicy):
     """
 
     balanced = True
-    fair = True
+    unbiased = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         """Score each sample."""

@@ -19,7 +19,7 @@ class Fifo(SelectionPolicy):
     [8, 9]
     """
 
-    fair = True
+    unbiased = True
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         """Score each sample."""

@@ -10,7 +10,7 @@ from fedkeep.core.types import Batch, Scores
 class FullData(SelectionPolicy):
     """Keeps everything: the reference that no bounded store can have."""
 
-    fair = True
+    unbiased = True
     unbounded = True
     so_far: bool = False
     """Only what has arrived so far, as a real device with unlimited storage would have; else all it

@@ -49,7 +49,7 @@ class Ode(SelectionPolicy):
     """Which of the values stay: the paper's `greatest`, or a draw by their odds."""
     sharpness: float = 0.5
 
-    uses_direction = True
+    uses_global_gradient = True
     coordinated = True
 
     def __post_init__(self) -> None:
@@ -58,13 +58,13 @@ class Ode(SelectionPolicy):
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         """Score each sample."""
-        if view.direction is None:
+        if view.global_gradient is None:
             return view.uniform
-        values = view.measurements.projections(view.direction)
+        values = view.measurements.projections(view.global_gradient)
         if self.value != "projection":
             norms, length = (
                 view.measurements.norms(),
-                float(np.linalg.norm(view.direction.astype(np.float64))),
+                float(np.linalg.norm(view.global_gradient.astype(np.float64))),
             )
             if self.value == "divergence":
                 values = values - norms**2 / 2

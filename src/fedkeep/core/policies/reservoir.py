@@ -12,7 +12,7 @@ class Reservoir(SelectionPolicy):
     first arrivals: so the authors run it, and it favours recent samples.
     """
 
-    fair = True
+    unbiased = True
     restart: bool = False
     """Whether the stream counts from the beginning again at each participation, as in the authors'
     code."""
