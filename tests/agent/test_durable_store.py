@@ -9,14 +9,13 @@ import pytest
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
 from fedkeep.agent.record import (
-    DAY,
     SAMPLE,
-    AgeClock,
     DecisionLog,
     SampleForm,
     SampleMetadata,
     Verdict,
 )
+from fedkeep.agent.retention import DAY, AgeClock
 from fedkeep.agent.store_file import Opened, StoreOptions, copies_of, open_file, plan
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome

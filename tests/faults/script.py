@@ -5,7 +5,8 @@ import numpy as np
 from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import AgeClock, DecisionLog, SampleForm, Verdict
+from fedkeep.agent.record import DecisionLog, SampleForm, Verdict
+from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.store_file import StoreLayout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -32,6 +33,8 @@ class RamDisk(FileDisk):
         self.image[offset : offset + len(data)] = data
 
     def sync(self) -> None: ...
+
+    def drop_cache(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
+from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
@@ -52,7 +53,7 @@ class Agent:
         self.intake = IngestQueue(_QUEUE, config.form)
         self.counters, self.tombstones, self.model_date = (
             CounterBook(),
-            Tombstones(),
+            ErasedIds(config.store.erasure_bytes),
             ModelVersion(),
         )
         self.door = ReleasePipeline()
@@ -169,7 +170,7 @@ class Agent:
         for source, group in by_source.items():
             self.store.source = source
             batch, sound, refused = screen(
-                group, form, labels, self.tombstones.ids, self._magnitudes
+                group, form, labels, self.tombstones, self._magnitudes
             )
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):

@@ -14,7 +14,8 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
+from fedkeep.agent.record import DecisionLog, SampleForm
+from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.sources import make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.options import MetricsOptions, learner_of
@@ -254,7 +255,7 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     vectors = (
         4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     )
-    return vectors + by_label + counted + 8 * REMEMBERED + 4096
+    return vectors + by_label + counted + config.store.erasure_bytes + 4096
 
 
 def privacy_options(

@@ -10,6 +10,8 @@ one no longer does. That is one sync, and not a byte beside the cells. Such cell
 
 import errno
 import fcntl
+import logging
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ import numpy as np
 from fedkeep.agent.cells import (
     FAR,
     OVERHEAD,
+    PAGE,
     SHIFT,
     Cipher,
     FileCell,
@@ -33,8 +36,10 @@ from fedkeep.agent.cells import (
 )
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import BoolArray
-from fedkeep.files import sync
+from fedkeep.files import put_in_place, sync, temp_path
 
+log = logging.getLogger(__name__)
+_SECTORS = (512, 4096)
 _STRIDE = 1 << 18
 """Cells are read and a new file is filled about this many bytes at a time, so that opening a store needs little memory.
 """
@@ -45,28 +50,50 @@ class StoreError(FedkeepError):
 
 
 class FileDisk:
-    """A preallocated file, readable by its owner only and open in one process at a time; a write may be lost or
-    reordered until a sync returns. Without a size, a file that is only looked at."""
+    """A preallocated file, readable by its owner only and open in one process at a time.
 
-    def __init__(self, path: Path, size: int | None = None) -> None:
+    A write may be lost or reordered until a sync returns. Where the file system can, writes go past the page cache in
+    whole sectors (`O_DIRECT`): the flash then sees 512 bytes where it would see a page of 4,096, and no failing sync
+    leaves anything in a cache that looks as if it were on the disk. A sync also fails once the path no longer leads to
+    this file, unless the file was only deleted: then it is written again under its name.
+
+    Parameters
+    ----------
+    path
+        The file; the last part of its name must not be a link if it is to be written.
+    size
+        Bytes that it has at the least; None: a file that is only looked at.
+    anew
+        Whether it must not be there yet.
+    """
+
+    def __init__(self, path: Path, size: int | None = None, *, anew: bool = False) -> None:
         self.path = path
-        self.written = 0
-        """Bytes handed to the file since it was opened: what the flash has to bear."""
+        self.written = self.block_bytes = self.syncs = 0
+        """Since it was opened: bytes handed to the file, bytes of the sectors or pages that they touch, and syncs."""
         self._owned = size is not None
-        access = os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY
-        self._fd = os.open(path, access | os.O_CLOEXEC, 0o600)
+        self._direct: int | None = None
+        self._buffer: mmap.mmap | None = None
+        self._sector = _SECTORS[0]
+        access = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if self._owned else os.O_RDONLY
+        self._fd = os.open(path, access | os.O_CLOEXEC | os.O_EXCL * anew, 0o600)
         try:
             if size is not None:
-                self._own(size)
+                self._own()
+                self.extend(size)
+                self._open_direct()
         except BaseException:
             self.close()
             raise
 
-    def _own(self, size: int) -> None:
+    def _own(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
+
+    def extend(self, size: int) -> None:
+        """Make the file at least so long, with space that is really its own."""
         have = os.fstat(self._fd).st_size
         if have >= size:
             return
@@ -74,7 +101,7 @@ class FileDisk:
             os.posix_fallocate(self._fd, 0, size)
             # Space that was never written to is booked by the file system in pieces, which take blocks of their own.
             for start in range(have, size, _STRIDE):
-                self.write(start, bytes(min(_STRIDE, size - start)))
+                self._write_buffered(start, memoryview(bytes(min(_STRIDE, size - start))))
             os.fsync(self._fd)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -82,12 +109,32 @@ class FileDisk:
             raise StoreError(
                 f"no room for the {size} bytes of {self.path}: free some or lower the budget"
             ) from error
-        sync(
-            self.path.parent
-        )  # a new file survives a power cut only once its folder is on the disk
+        # A new file survives a power cut only once its folder is on the disk.
+        sync(self.path.parent)
+
+    def cut(self, size: int) -> None:
+        """Overwrite what lies behind so many bytes and give it back."""
+        have = os.fstat(self._fd).st_size
+        if have <= size:
+            return
+        for start in range(size, have, _STRIDE):
+            self._write_buffered(start, memoryview(bytes(min(_STRIDE, have - start))))
+        os.fsync(self._fd)
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    @property
+    def direct(self) -> bool:
+        """Whether writes go past the page cache."""
+        return self._direct is not None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
+        """Read exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
         try:
             data = os.pread(self._fd, length, offset)
         except OSError as error:
@@ -97,19 +144,132 @@ class FileDisk:
         return data.ljust(length, b"\0")
 
     def write(self, offset: int, data: bytes) -> None:
+        """Write bytes that the next sync brings to the disk."""
         view = memoryview(data)
+        if self._direct is not None and self._write_direct(offset, view):
+            return
+        self._write_buffered(offset, view)
+
+    def sync(self) -> None:
+        """Bring all writes to the disk, and see to it that they are found there.
+
+        Raises
+        ------
+        OSError
+            Something may not be on the disk, or another file stands under this one's name.
+        """
+        if not self._owned:
+            return
+        os.fdatasync(self._fd)
+        self.syncs += 1
+        if not self._is_in_place():
+            self._take_name_again()
+
+    def drop_cache(self) -> None:
+        """Forget what was read or written earlier: after a failed sync a page cache shows what no disk has."""
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def wipe(self) -> None:
+        """Overwrite the whole file."""
+        self.cut(0)
+
+    def close(self) -> None:
+        """Close the file; the lock goes with it."""
+        if self._direct is not None:
+            os.close(self._direct)
+        self._direct = None
+        os.close(self._fd)
+
+    def _open_direct(self) -> None:
+        """Finds out whether, and in which pieces, the file system writes past its cache."""
+        try:
+            self._direct = os.open(
+                f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+            )
+        except OSError:
+            return
+        self._buffer = mmap.mmap(-1, _STRIDE)
+        for self._sector in _SECTORS:
+            try:
+                os.preadv(self._direct, [memoryview(self._buffer)[: self._sector]], 0)
+                return
+            except OSError:
+                continue
+        os.close(self._direct)
+        self._direct = None
+
+    def _write_buffered(self, offset: int, view: memoryview) -> None:
+        self.block_bytes += -(-(offset + len(view)) // PAGE) * PAGE - offset // PAGE * PAGE
         while view:
             done = os.pwrite(self._fd, view, offset)
             self.written += done
             offset += done
             view = view[done:]
 
-    def sync(self) -> None:
-        if self._owned:
-            os.fdatasync(self._fd)
+    def _write_direct(self, offset: int, view: memoryview) -> bool:
+        """Writes whole sectors, those at the edges with what is in them; False if that cannot be done here."""
+        assert self._direct is not None and self._buffer is not None
+        sector, end = self._sector, offset + len(view)
+        if -(-end // sector) * sector > self.size:
+            return False
+        start = offset // sector * sector
+        while start < end:
+            stop = min(start + len(self._buffer), -(-end // sector) * sector)
+            low, high = max(start, offset), min(stop, end)
+            if start < low:
+                self._buffer[:sector] = self.read(start, sector)
+            if high < stop and (stop - sector > start or start == low):
+                self._buffer[stop - sector - start : stop - start] = self.read(
+                    stop - sector, sector
+                )
+            self._buffer[low - start : high - start] = view[low - offset : high - offset]
+            part = memoryview(self._buffer)[: stop - start]
+            try:
+                done = os.pwrite(self._direct, part, start)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct)
+                self._direct = None
+                return False
+            self.block_bytes += done
+            self.written += max(0, min(high, start + done) - low)
+            if done < sector:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            start += done - done % sector
+        return True
 
-    def close(self) -> None:
-        os.close(self._fd)
+    def _is_in_place(self) -> bool:
+        """Whether the path leads to the file that is written."""
+        try:
+            named = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        own = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+
+    def _take_name_again(self) -> None:
+        """Writes a deleted file again, byte by byte; another file under its name is left alone."""
+        if os.path.lexists(self.path):
+            reason = f"{self.path} was replaced by another file: put it back, or restart the agent"
+            raise OSError(errno.ESTALE, reason)
+        new = temp_path(self.path)
+        copy = FileDisk(new, self.size, anew=True)
+        try:
+            for start in range(0, self.size, _STRIDE):
+                copy.write(start, self.read(start, min(_STRIDE, self.size - start)))
+            copy.sync()
+            put_in_place(new, self.path)
+        except BaseException:
+            copy.close()
+            new.unlink(missing_ok=True)
+            raise
+        log.warning("%s was deleted under the agent: written again, with all it held", self.path)
+        self.written += copy.written
+        self.block_bytes += copy.block_bytes
+        self.close()
+        self._fd, self._direct, self._buffer = copy._fd, copy._direct, copy._buffer
+        self._sector = copy._sector
 
 
 class Blob(NamedTuple):
@@ -175,10 +335,10 @@ class CellFile:
         return self.geometry.size - int((~self._live).sum()) * self.geometry.cell_size
 
     def write_label(self, label: Label) -> None:
-        """Puts the label at both ends of the file."""
+        """Put the label at both ends of the file, one after the other: a power cut may cost one of them."""
         for place in (0, self.geometry.label_copy):
             self.disk.write(place, label.encode())
-        self.disk.sync()
+            self.disk.sync()
 
     def format(self, label: Label) -> None:
         """Makes an empty store, with both its roots: a root that is missing later was lost."""
@@ -192,6 +352,7 @@ class CellFile:
         It syncs first: what an earlier process left in the page cache must be on the disk before anything builds on it.
         """
         self.disk.sync()
+        self.disk.drop_cache()
         roots, cells = self._read_roots(), dict(self._scan())
         written = [root.sequence for root in roots.values()] + [
             cell.sequence for cell in cells.values()
@@ -217,7 +378,8 @@ class CellFile:
         return self._assemble(found)
 
     def reload(self) -> list[Blob]:
-        """All blobs as of the last commit that succeeded; for use after one that failed."""
+        """Return all blobs as of the last commit that succeeded; for use after one that failed."""
+        self.disk.drop_cache()
         return self._assemble({index: cell for index, cell in self._scan() if self._live[index]})
 
     def _read_roots(self) -> dict[int, Root]:

@@ -10,12 +10,12 @@ from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.record import (
     APART,
     META_BYTES,
-    AgeClock,
     DecisionLog,
     SampleForm,
     SampleMetadata,
     Verdict,
 )
+from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import MemoryStore

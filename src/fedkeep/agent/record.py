@@ -1,18 +1,15 @@
 """What the blobs of a store hold, and how it becomes bytes and comes back: samples, and named arrays of state.
 
-Then the small state that is committed with the samples: what was counted, erased and decided, and how old it is.
+Then the small state that is committed with the samples: what was counted and decided.
 """
 
 import json
 import math
 import struct
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +30,6 @@ _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
 _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
-REMEMBERED = 512
-"""Ids that were erased last."""
 APART = "apart."
 """How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
 
@@ -195,57 +190,6 @@ class ModelVersion:
     def restore(self, state: State) -> None:
         round_, received = state["date"].tolist()
         self.round, self.received = int(round_), None if np.isnan(received) else received
-
-
-class Tombstones:
-    """The ids that were erased last, and nothing else of them: what is sent again is refused."""
-
-    def __init__(self) -> None:
-        self.ids: dict[int, None] = {}
-
-    def add(self, ids: Iterable[int]) -> None:
-        self.ids = dict.fromkeys(list(dict.fromkeys([*self.ids, *ids]))[-REMEMBERED:])
-
-    def snapshot(self) -> State:
-        return {"ids": np.array(list(self.ids), dtype=np.int64)}
-
-    def restore(self, state: State) -> None:
-        self.ids = dict.fromkeys(state["ids"].tolist())
-
-
-DAY = 86_400.0
-
-
-class AgeClock:
-    """Seconds of the agent's life, as far as they are sure to have passed."""
-
-    def __init__(
-        self,
-        tolerance: float = DAY,
-        wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
-        boot_id: Path = Path("/proc/sys/kernel/random/boot_id"),
-    ) -> None:
-        self._tolerance, self.wall, self._boot = tolerance, wall, boot
-        """`wall` is what the device takes for the time of day; for people to read."""
-        self._boot_name = boot_id.read_text().strip() if boot_id.exists() else ""
-        self._age_at_start, self._start = 0.0, boot()
-
-    def now(self) -> float:
-        """The age; it never goes back."""
-        return self._age_at_start + max(0.0, self._boot() - self._start)
-
-    def snapshot(self) -> State:
-        seconds = np.array([self.now(), self.wall(), self._boot()])
-        return {"seconds": seconds, "boot": np.array(self._boot_name)}
-
-    def restore(self, state: State) -> None:
-        """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
-        age, wall, boot = state["seconds"].tolist()
-        same_boot = self._boot_name and str(state["boot"]) == self._boot_name
-        between = self._boot() - boot if same_boot else self.wall() - wall - self._tolerance
-        self._age_at_start = age + max(0.0, between)
-        self._start = self._boot()
 
 
 CHUNK = 32

@@ -48,6 +48,8 @@ _FOR_GOOD = (
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
 _ALIGNMENT = 4
+LEAST_ERASED = 4096
+_ERASED_SHARE = 200
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
@@ -78,11 +80,26 @@ class StoreOptions:
 `fedkeep agent store check` says what would do. None: not deflated."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
+    erased_bytes: int | None = None
+    """Bytes of the budget for the ids of erased samples, which are refused: 512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store that is there leaves room for it."""
+    sector: int | None = None
+    """512 or 4096: no two samples share a block of so many bytes, so that one which a power cut turns to garbage costs no acknowledged sample; None: a write is taken to damage its own bytes only."""
+    daily_writes: int = 0
+    """Bytes a day that may be handed to the file, on average; arrivals beyond are skipped. 0: no limit."""
 
     def __post_init__(self) -> None:
         check_range(
-            self, "ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes", least=0
+            self,
+            "ttl_days",
+            "clock_tolerance_hours",
+            "log_length",
+            "damaged_bytes",
+            "daily_writes",
+            least=0,
         )
+        check_range(self, "erased_bytes", least=LEAST_ERASED)
+        if self.sector not in (None, 512, PAGE):
+            raise ValueError(f"sector must be 512 or {PAGE}, got {self.sector}")
         check_range(self, "commit_ms", least=1, most=10_000)
         check_range(self, "budget", least=8 * PAGE)
         if self.key_file is not None and self.key_env is not None:
@@ -95,6 +112,13 @@ class StoreOptions:
             if self.log_length is None
             else self.log_length
         )
+
+    @property
+    def erasure_bytes(self) -> int:
+        """Bytes for the ids of erased samples."""
+        if self.erased_bytes is not None:
+            return self.erased_bytes
+        return max(LEAST_ERASED, self.budget // _ERASED_SHARE)
 
     @property
     def file(self) -> Path:
@@ -142,7 +166,8 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
 
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = OVERHEAD[bool(options.key_file or options.key_env)]
-    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // _ALIGNMENT) * _ALIGNMENT
+    alignment = options.sector or _ALIGNMENT
+    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // alignment) * alignment
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
     scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
