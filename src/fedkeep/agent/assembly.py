@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,15 @@ from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.record import DecisionLog, SampleForm
 from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.sources import make_source
-from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
+from fedkeep.agent.store_file import (
+    Opened,
+    StoreLayout,
+    StoreOptions,
+    as_found,
+    least_budget,
+    open_file,
+    plan,
+)
 from fedkeep.config.options import MetricsOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.core.bounds import check_range
@@ -191,7 +199,13 @@ def assemble(config: AgentConfig) -> Agent:
     learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
-    layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
+
+    def layout_of(options: StoreOptions) -> StoreLayout:
+        chosen = replace(config, store=options)
+        return plan(options, config.form, _state_bytes(learner, chosen, privacy))
+
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    layout = layout_of(config.store)
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         none = np.zeros(regions.count, dtype=np.int64)

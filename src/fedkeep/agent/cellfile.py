@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -261,9 +262,13 @@ class FileDisk:
             copy.sync()
             put_in_place(new, self.path)
         except BaseException:
+            with suppress(OSError):
+                copy.wipe()
             copy.close()
             new.unlink(missing_ok=True)
             raise
+        if os.fstat(self._fd).st_nlink == 0:  # else it was moved, and is its owner's
+            self.wipe()
         log.warning("%s was deleted under the agent: written again, with all it held", self.path)
         self.written += copy.written
         self.block_bytes += copy.block_bytes
@@ -319,10 +324,11 @@ class CellFile:
     def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self.disk, self.geometry, self._cipher = disk, geometry, cipher
         self.damage = Damage()
-        self._room = geometry.cell_size - OVERHEAD[cipher is not None]
+        self.room = geometry.cell_size - OVERHEAD[cipher is not None]
         """Bytes of a blob per cell."""
         self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
         self._soiled = self._live.copy()
+        """Cells that may hold something, whether it counts or not."""
         self._young = self._live.copy()
         """Cells written since the last root: not to be written to before the next."""
         self._places: dict[int, list[int]] = {}
@@ -444,16 +450,17 @@ class CellFile:
         *,
         wipe: bool = False,
         atomic: bool = True,
+        below: int | None = None,
     ) -> list[int]:
         """Adds blobs (kind, data) and removes others, all or nothing; returns the new blobs' numbers.
 
         With `wipe`, what is removed, now or earlier, is also overwritten before the call returns. Where it need not be
         `atomic`, a crash in the middle may leave some of the new blobs, each in the place of the removed one that
-        stands where it does in the list. On an OSError the transaction did not happen as far as the caller knows, and
+        stands where it does in the list. With `below`, only cells of lower numbers are written. On an OSError the transaction did not happen as far as the caller knows, and
         the next commit may succeed.
         """
         cells = self._lay_out(add)
-        taken = self._places_for(cells)
+        taken = self._places_for(cells, below)
         removed = [number for number in remove if number in self._places]
         freed = [index for number in removed for index in self._places[number]]
         live = self._live.copy()
@@ -492,7 +499,7 @@ class CellFile:
         where too few cells are left it gives back those that light commits have freed of each other's.
         """
         split = [
-            [data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)]
+            [data[i : i + self.room] for i in range(0, max(1, len(data)), self.room)]
             for _, data in add
         ]
         if self._in_doubt or np.sum(~self._live & ~self._young) < sum(map(len, split)):
@@ -507,9 +514,34 @@ class CellFile:
                 cells.append(cell._replace(data=sealed))
         return sorted(cells, key=lambda cell: cell.kind == FAR)
 
-    def _places_for(self, cells: list[FileCell]) -> list[int]:
+    def last_cell(self, number: int) -> int:
+        """Return the highest cell of a blob that counts."""
+        return max(self._places[number])
+
+    def adopt(self, label: Label) -> None:
+        """Take on the geometry of a label, whose cells and roots have the same sizes; what counts must lie within it.
+
+        Roots and label are written at the new end first, so that the label at the file's head decides at once.
+        """
+        new, count = label.geometry, min(label.geometry.cells, self.geometry.cells)
+        live = np.zeros(new.cells, dtype=bool)
+        live[:count] = self._live[:count]
+        self.disk.extend(new.size)
+        for half in (0, 1):
+            self._sequence += 1
+            root = Root(self._sequence, np.packbits(live).tobytes(), self._wipe_due)
+            self.disk.write(new.root(half, 1), root.encode(new.cells))
+        for place in (new.label_copy, 0):
+            self.disk.write(place, label.encode())
+            self.disk.sync()
+        self.geometry, self._live, self._half, self._cursor = new, live, 1, 0
+        self._soiled, self._young = np.ones_like(live), np.zeros_like(live)
+        for _ in range(2):
+            self._write_root(live)
+
+    def _places_for(self, cells: list[FileCell], below: int | None = None) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
-        free = np.flatnonzero(~self._live & ~self._young)
+        free = np.flatnonzero((~self._live & ~self._young)[:below])
         if len(free) < len(cells):
             raise StoreError(
                 f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"

@@ -6,7 +6,8 @@ import math
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,16 @@ from fedkeep.agent.record import (
     decode_note,
     newest_of,
 )
+from fedkeep.agent.store_moves import RESIZED_FROM, clear_away, finish_resize, make, resize
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
 from fedkeep.encoding import SCALE_BYTES, EncodingName
-from fedkeep.files import put_in_place, temp_path
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
 """What does not mend itself; a disk that is full or fails may."""
-_AT_ONCE = 4096
-"""Blobs that are moved to another file in one commit."""
 _ALIGNMENT = 4
 LEAST_ERASED = 4096
 _ERASED_SHARE = 200
@@ -214,20 +213,17 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
         "labels": labels,
         "model": model,
         "capacity": layout.capacity,
+        "sector": options.sector,
+        "erased_bytes": options.erasure_bytes,
+        "salt": os.urandom(8).hex(),
     }
     wanted = Label(layout.geometry, sample | use)
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
-        if temp_path(path).exists():
-            with temp_path(path).open("rb") as new:
-                first = new.read(PAGE)
-            if first.startswith(LABEL_MAGIC) or not first.strip(b"\0"):
-                temp_path(
-                    path
-                ).unlink()  # of a process that was killed as it made it: its bytes are in no budget
+        clear_away(path)
         if not path.exists() or not path.stat().st_size:
-            _make(path, [], wanted, cipher).disk.close()
+            make(path, [], wanted, cipher).disk.close()
         return _open(path, layout, wanted, cipher)
     except OSError as error:
         if error.errno not in _FOR_GOOD:
@@ -240,6 +236,8 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
 def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
     found, both = find_label(path, cipher, wanted.geometry)
     _check_form(path, found, wanted)
+    if "salt" in found.form:
+        wanted = replace(wanted, form={**wanted.form, "salt": found.form["salt"]})
     file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
     try:
         blobs, damage = file.load(), file.damage
@@ -256,10 +254,18 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
             file.discard(gone)
         elif damage.root_copies or not both:
             log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
+        if RESIZED_FROM in found.form:
+            finish_resize(file, wanted, found.form[RESIZED_FROM]) if (
+                found.geometry == wanted.geometry
+            ) else file.disk.cut(found.geometry.size)
         if found.geometry != wanted.geometry:
-            moved = _make(path, _repacked(blobs, found, layout.form), wanted, cipher)
-            file.disk.close()
-            file = moved
+            packed = _repacked(blobs, found, layout.form)
+            if packed is not blobs or not resize(file, blobs, wanted):
+                if packed is blobs:
+                    packed = file.load()
+                moved = make(path, packed, wanted, cipher, file.disk)
+                file.disk.close()
+                file = moved
             log.info(
                 "%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size
             )
@@ -364,24 +370,6 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     return {blob.number for blob in blobs} - kept
 
 
-def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> CellFile:
-    """A store with these blobs, under its name, and in the place of what was there, only once it is whole."""
-    new = temp_path(path)
-    if new.exists():
-        raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
-    with ExitStack() as undo:
-        undo.callback(new.unlink, missing_ok=True)
-        disk = FileDisk(new, label.geometry.size)
-        undo.callback(disk.close)
-        file = CellFile(disk, label.geometry, cipher)
-        file.format(label)
-        for start in range(0, len(blobs), _AT_ONCE):
-            file.commit([(blob.kind, blob.data) for blob in blobs[start : start + _AT_ONCE]], [])
-        put_in_place(new, path)
-        undo.pop_all()
-    return file
-
-
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
     """The blobs with their samples deflated as they are from now on."""
     before = replace(form, deflate_to=found.form.get("deflate_to", form.deflate_to))
@@ -430,9 +418,29 @@ def set_aside(path: Path, allowed: int) -> None:
 
 
 def discard_copies(path: Path) -> None:
-    """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
+    """Overwrite and remove all copies: they hold samples that must not outlive the store's own."""
     for aside in copies_of(path).values():
         with closing(FileDisk(aside, 0)) as disk:
-            disk.write(0, bytes(aside.stat().st_size))
-            disk.sync()
+            disk.wipe()
         aside.unlink()
+
+
+def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) -> StoreOptions:
+    """Return the options with the bytes for erased ids settled, where they do not say.
+
+    A store that is there keeps its room for samples: it takes what it had, unless there is now room for more.
+    """
+    chosen = replace(options, erased_bytes=options.erasure_bytes)
+    found = None if options.erased_bytes is not None else _peek(options.file)
+    if found is None or capacity_of(chosen) >= found.form.get("capacity", 0):
+        return chosen
+    return replace(options, erased_bytes=found.form.get("erased_bytes", LEAST_ERASED))
+
+
+def _peek(path: Path) -> Label | None:
+    """The label at the head of a file, if there is one."""
+    try:
+        with closing(FileDisk(path)) as disk:
+            return decode_label(disk.read(0, PAGE))
+    except (OSError, ConfigError):
+        return None
