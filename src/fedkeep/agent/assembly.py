@@ -36,6 +36,7 @@ from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.protocols import Learner
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import strip_prefix
 from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
@@ -228,6 +229,7 @@ def assemble(config: AgentConfig) -> Agent:
             # Each sample's gradient is shortened to it before it is told, as the noise needs it.
             clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
             seed=config.agent.seed,
+            draw_seed=child_seed(config.agent.seed, "keys", opened.now["salt"]),
         )
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, learner, regions.count)

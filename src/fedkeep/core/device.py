@@ -145,6 +145,7 @@ class Device:
         gist: GistOptions = GistOptions(),
         clip: float | None = None,
         seed: int = 0,
+        draw_seed: int | None = None,
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels, self._clip = capacity, sample_shape, labels, clip
@@ -188,7 +189,7 @@ class Device:
         self._probe: GradientProbe | None = None
         self._declared: FloatArray | None = None
         shares = LabelFrequencies(self.regions.count, child_seed(seed, "turns"))
-        self._selection = Selection(policy, self.store, capacity, shares, seed)
+        self._selection = Selection(policy, self.store, capacity, shares, seed, draw_seed)
         self._round = -1
         parts: dict[str, Stateful | None] = {
             "store": self.store,

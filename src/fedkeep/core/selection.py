@@ -100,9 +100,12 @@ class Selection:
         capacity: int,
         shares: LabelFrequencies,
         seed: int,
+        draw_seed: int | None = None,
     ) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
         self.shares = shares
+        self._draw_seed = draw_seed
+        """Where it is given, a sample's random key follows from its id: one that comes again draws the same."""
         self.memory: State = {}
         """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
@@ -147,9 +150,10 @@ class Selection:
                 came = batch.take(part)
                 arrivals = self.arrivals + np.arange(len(came))
                 self.arrivals += len(came)
-                scores = self._score(
-                    came, measured, arrivals, partial(uniform_keys, self._seed, arrivals)
-                )
+                keys = partial(uniform_keys, self._seed, arrivals)
+                if self._draw_seed is not None:
+                    keys = partial(uniform_keys, self._draw_seed, came.ids)
+                scores = self._score(came, measured, arrivals, keys)
                 parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
 
