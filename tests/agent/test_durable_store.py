@@ -150,6 +150,7 @@ def test_a_lost_key_is_said_plainly_and_costs_nothing(
 ) -> None:
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
+    key.chmod(0o600)
     sealed = options(tmp_path, key_file=str(key))
     opened(sealed).file.disk.close()
     image = (tmp_path / "s").read_bytes()

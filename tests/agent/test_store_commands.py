@@ -94,6 +94,7 @@ def test_export_to_parquet(tmp_path: Path) -> None:
 def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("ab" * 32)
+    key.chmod(0o600)
     path, _ = filled(tmp_path, store={"key_file": str(key)})
     with pytest.raises(ConfigError, match="is encrypted"):
         ask("check", path)

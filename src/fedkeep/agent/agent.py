@@ -180,6 +180,11 @@ class Agent:
                     self.intake.refuse(
                         reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
                     )
+            self.store.names = {
+                id_: arrival.id
+                for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
+                if isinstance(arrival.id, str) and arrival.id != str(id_)
+            }
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)

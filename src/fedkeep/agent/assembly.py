@@ -18,6 +18,7 @@ from fedkeep.agent.record import DecisionLog, SampleForm
 from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.sources import make_source
 from fedkeep.agent.store_file import (
+    NAME_BYTES,
     Opened,
     StoreLayout,
     StoreOptions,
@@ -83,6 +84,7 @@ class AgentOptions:
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
     seed: int = 0
+    """Of random keys and training; 0: a store draws its keys under a secret of its own, which no sender can aim at."""
 
     def __post_init__(self) -> None:
         check_range(self, "cpu_cap", above=0, most=1)
@@ -138,8 +140,10 @@ class AgentConfig:
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
+        names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
+        store = self.store
         return SampleForm(
-            dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
+            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
         )
 
 
@@ -203,7 +207,7 @@ def assemble(config: AgentConfig) -> Agent:
 
     def layout_of(options: StoreOptions) -> StoreLayout:
         chosen = replace(config, store=options)
-        return plan(options, config.form, _state_bytes(learner, chosen, privacy))
+        return plan(options, chosen.form, _state_bytes(learner, chosen, privacy))
 
     config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
     layout = layout_of(config.store)
@@ -229,7 +233,7 @@ def assemble(config: AgentConfig) -> Agent:
             # Each sample's gradient is shortened to it before it is told, as the noise needs it.
             clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
             seed=config.agent.seed,
-            draw_seed=child_seed(config.agent.seed, "keys", opened.now["salt"]),
+            draw_seed=child_seed(config.agent.seed or opened.now["salt"], "keys"),
         )
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, learner, regions.count)

@@ -105,6 +105,7 @@ class FileDisk:
                 self._write_buffered(start, memoryview(bytes(min(_STRIDE, size - start))))
             os.fsync(self._fd)
         except OSError as error:
+            os.ftruncate(self._fd, have)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise StoreError(

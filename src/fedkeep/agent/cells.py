@@ -11,6 +11,7 @@ Encryption at rest is AES-GCM over the content of each cell.
 
 import json
 import os
+import stat
 import struct
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
@@ -199,6 +200,8 @@ def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
         return None
     place = str(file) if file is not None else f"the environment variable {variable}"
     try:
+        if file is not None and os.stat(file).st_mode & stat.S_IRWXO:
+            raise ConfigError(f"{place} can be read by everybody: `chmod 600 {place}` first")
         key = (
             os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
         )
@@ -225,12 +228,14 @@ def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
         return
     if written is None:
         raise ConfigError(
-            f"{path} is not encrypted, but a key is set: erase the file or unset the key"
+            f"{path} is not encrypted, but a key is set: encrypt it by "
+            f"`fedkeep agent store rekey {path} --new-key-file FILE`, or unset the key"
         )
     if given is None:
         raise ConfigError(
             f"{path} is encrypted: set key_file or key_env of [store] to the key {written}"
         )
     raise ConfigError(
-        f"{path} was encrypted under the key {written}, not {given}: its samples need that key"
+        f"{path} was encrypted under the key {written}, not {given}: its samples need that key; "
+        "`fedkeep agent store rekey` changes it where both are known"
     )

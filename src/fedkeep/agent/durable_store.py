@@ -14,6 +14,8 @@ from fedkeep.agent.record import (
     SampleForm,
     SampleMetadata,
     Verdict,
+    join_name,
+    split_name,
 )
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
@@ -60,6 +62,9 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
+        self.names: dict[int, str] = {}
+        """What the samples of that batch were called, by their ids, where the id is not the name itself."""
+        self._name_bytes = form.name_bytes
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -98,7 +103,16 @@ class DurableStore:
                 continue
             known = [column[i].item() for column in columns]
             note = SampleMetadata._make(
-                [*known, self.model_version, taken, wall, self.source, int(regions[i]), 0]
+                [
+                    *known,
+                    self.model_version,
+                    taken,
+                    wall,
+                    self.source,
+                    int(regions[i]),
+                    0,
+                    self.names.get(known[0], "") if self._name_bytes else "",
+                ]
             )
             fate = outcome.fates[i]
             self.log.add(note, Verdict(int(fate)))
@@ -108,7 +122,8 @@ class DurableStore:
                     self._settled.get(batch.x[i].tobytes())
                     or self.codec.encode(batch.x[i : i + 1])[0]
                 )
-                self.records[note.id], self.staged[note.id] = note, (row, place)
+                content = join_name(row, note.name, self._name_bytes)
+                self.records[note.id], self.staged[note.id] = note, (content, place)
                 sources = [*self._sources, self.source]
                 if (
                     self.source not in self._sources
@@ -199,10 +214,11 @@ class DurableStore:
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
+            row, name = split_name(blob.data[META_BYTES:], self._name_bytes)
             self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0
+                region=note.label if self._index.regions > 1 else 0, name=name
             )
-            self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
+            self._blobs[note.id], self._samples[note.id] = blob.number, row
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))

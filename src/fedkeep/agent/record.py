@@ -53,6 +53,30 @@ class SampleMetadata(NamedTuple):
     source: str = ""
     region: int = -1
     uses: int = 0
+    name: str = ""
+    """Its id as it came, where that is not the number itself and was short enough to be kept."""
+
+
+def join_name(row: bytes, name: str, most: int) -> bytes:
+    """Return an encoded sample with its name behind it, where names of up to `most` bytes are kept.
+
+    >>> split_name(join_name(b"row", "hall/7", 24), 24), split_name(join_name(b"row", "hall/7", 4), 4)
+    ((b'row', 'hall/7'), (b'row', ''))
+    """
+    if not most:
+        return row
+    raw = name.encode(errors="surrogatepass")
+    raw = raw if len(raw) <= most else b""
+    return row + raw + bytes([len(raw)])
+
+
+def split_name(content: bytes, most: int) -> tuple[bytes, str]:
+    """Return an encoded sample and its name, as `join_name` put them together."""
+    if not most:
+        return content, ""
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    return content[:start], content[start:end].decode(errors="replace")
 
 
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
@@ -69,7 +93,7 @@ def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0])
+    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,13 @@ class SampleForm:
     """Into how many bytes it is deflated; None: it is not."""
     discounts: bool = False
     """Whether its score counts for less after use: then there is more to keep of its rank."""
+    name_bytes: int = 0
+    """The longest name that is kept with it; 0: none is."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a stored sample with its name, at most."""
+        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
 
     def codec(self) -> SampleCodec:
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)

@@ -34,7 +34,9 @@ from fedkeep.agent.record import (
     SAMPLE,
     SampleForm,
     decode_note,
+    join_name,
     newest_of,
+    split_name,
 )
 from fedkeep.agent.store_moves import RESIZED_FROM, clear_away, finish_resize, make, resize
 from fedkeep.core.bounds import check_range
@@ -47,6 +49,8 @@ _FOR_GOOD = (
 )  # fmt: skip
 """What does not mend itself; a disk that is full or fails may."""
 _ALIGNMENT = 4
+NAME_BYTES = 24
+"""Of the names that a new store keeps."""
 LEAST_ERASED = 4096
 _ERASED_SHARE = 200
 _SMALL_ARRAYS = 12
@@ -83,6 +87,8 @@ class StoreOptions:
     """Bytes of the budget for the ids of erased samples, which are refused: 512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store that is there leaves room for it."""
     sector: int | None = None
     """512 or 4096: no two samples share a block of so many bytes, so that one which a power cut turns to garbage costs no acknowledged sample; None: a write is taken to damage its own bytes only."""
+    name_bytes: int | None = None
+    """The longest id that is kept as it came and comes back in an export, where it is no number; None: 24, or as the store was made."""
     daily_writes: int = 0
     """Bytes a day that may be handed to the file, on average; arrivals beyond are skipped. 0: no limit."""
 
@@ -97,6 +103,7 @@ class StoreOptions:
             least=0,
         )
         check_range(self, "erased_bytes", least=LEAST_ERASED)
+        check_range(self, "name_bytes", least=0, most=255)
         if self.sector not in (None, 512, PAGE):
             raise ValueError(f"sector must be 512 or {PAGE}, got {self.sector}")
         check_range(self, "commit_ms", least=1, most=10_000)
@@ -154,7 +161,7 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
 def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
     """The smallest budget, in whole pages, that holds this many samples."""
     pages = range(
-        9, (8 * state_bytes + 64 * (form.codec().nbytes + 512) * (samples + 64)) // PAGE + 1024
+        9, (8 * state_bytes + 64 * (form.content_bytes + 512) * (samples + 64)) // PAGE + 1024
     )
 
     def capacity(count: int) -> int:
@@ -166,7 +173,7 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = OVERHEAD[bool(options.key_file or options.key_env)]
     alignment = options.sector or _ALIGNMENT
-    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // alignment) * alignment
+    cell_size = -(-(overhead + META_BYTES + form.content_bytes) // alignment) * alignment
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
     scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
@@ -207,6 +214,7 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
         "dtype": form.encoding or form.dtype.str,
         "shape": list(form.shape),
         "deflate_to": form.deflate_to,
+        "name_bytes": form.name_bytes,
     }
     use = {
         "key": cipher.name if cipher else None,
@@ -215,7 +223,7 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
         "capacity": layout.capacity,
         "sector": options.sector,
         "erased_bytes": options.erasure_bytes,
-        "salt": os.urandom(8).hex(),
+        "salt": int.from_bytes(os.urandom(7), "little"),
     }
     wanted = Label(layout.geometry, sample | use)
     try:
@@ -326,8 +334,9 @@ def _check_form(path: Path, found: Label, wanted: Label) -> None:
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
-    most = form.codec().nbytes
-    least = most if form.deflate_to is None else 1
+    most = form.content_bytes
+    named = bool(form.name_bytes)
+    least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
@@ -371,14 +380,22 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
-    """The blobs with their samples deflated as they are from now on."""
-    before = replace(form, deflate_to=found.form.get("deflate_to", form.deflate_to))
+    """The blobs with their samples deflated, and their names kept, as they are from now on."""
+    before = replace(
+        form,
+        deflate_to=found.form.get("deflate_to", form.deflate_to),
+        # Without a label a store is taken for one of the present form.
+        name_bytes=found.form.get("name_bytes", 0) if found.form else form.name_bytes,
+    )
     if before == form:
         return blobs
     old, new = before.codec(), form.codec()
 
     def packed(data: bytes) -> bytes:
-        return data[:META_BYTES] + new.packed(old.unpacked(data[META_BYTES:]))
+        row, name = split_name(data[META_BYTES:], before.name_bytes)
+        if before.deflate_to != form.deflate_to:
+            row = new.packed(old.unpacked(row))
+        return data[:META_BYTES] + join_name(row, name, form.name_bytes)
 
     return [
         blob._replace(data=packed(blob.data)) if blob.kind == SAMPLE else blob for blob in blobs
@@ -426,12 +443,17 @@ def discard_copies(path: Path) -> None:
 
 
 def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) -> StoreOptions:
-    """Return the options with the bytes for erased ids settled, where they do not say.
+    """Return the options with the bytes for names and erased ids settled, where they do not say.
 
     A store that is there keeps its room for samples: it takes what it had, unless there is now room for more.
     """
+    found = _peek(options.file) if options.file.is_file() else None
+    if options.name_bytes is None:
+        kept = NAME_BYTES if found is None else found.form.get("name_bytes", 0)
+        options = replace(options, name_bytes=kept)
+    if options.erased_bytes is not None:
+        return options
     chosen = replace(options, erased_bytes=options.erasure_bytes)
-    found = None if options.erased_bytes is not None else _peek(options.file)
     if found is None or capacity_of(chosen) >= found.form.get("capacity", 0):
         return chosen
     return replace(options, erased_bytes=found.form.get("erased_bytes", LEAST_ERASED))

@@ -73,7 +73,9 @@ def resize(file: CellFile, blobs: list[Blob], label: Label) -> bool:
     if (old.cell_size, old.root_size) != (new.cell_size, new.root_size):
         return False
     newest = list(newest_of(blobs).values())
-    file.discard({blob.number for blob in blobs} - {blob.number for blob in newest})
+    file.disk.extend(new.size)
+    if older := {blob.number for blob in blobs} - {blob.number for blob in newest}:
+        file.discard(older)
     moving = [blob for blob in newest if file.last_cell(blob.number) >= new.cells]
     try:
         for part in _parts(moving, file.room):
