@@ -36,6 +36,12 @@ class RamDisk(FileDisk):
 
     def drop_cache(self) -> None: ...
 
+    def extend(self, size: int) -> None:
+        self.image.extend(bytes(max(0, size - len(self.image))))
+
+    def cut(self, size: int) -> None:
+        del self.image[size:]
+
     def close(self) -> None: ...
 
 
@@ -98,6 +104,12 @@ class Scripted:
             arrivals = step * BATCH + np.arange(BATCH)
             self.store.offer(batch, batch.y, uniform_keys(1, arrivals), arrivals)
         return False
+
+    def advance_alone(self, step: int) -> None:
+        """Offers samples that are each worth more than all before them."""
+        batch = samples(step * BATCH, BATCH)
+        self.store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
+        self.step = step + 1
 
     def state(self) -> State:
         estimator = np.full(400, float(self.step))

@@ -117,7 +117,7 @@ class AgeClock:
         """
         begun, ended, moved = self._steps.T
         near = (begun <= taken) & (taken <= ended + 1)
-        within = (begun + 1 <= taken) & (taken <= ended)
+        within = (begun + 1 <= taken) & (taken < ended)
         return float(moved[near].max(initial=-np.inf if within.any() else 0.0))
 
     def snapshot(self) -> State:
