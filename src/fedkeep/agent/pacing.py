@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fedkeep.agent.retention import DAY
 
-_UNANSWERED = 100
+_UNANSWERED = 300
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _LONGEST_SECONDS = 60.0
 _LATEST_ANSWER_SECONDS = 10.0
@@ -42,7 +42,7 @@ class CommitPacer:
     >>> now, written = [0.0], [0]
     >>> pacer = CommitPacer(0.1, 24 << 20, lambda: written[0], lambda: now[0])
     >>> now[0] = 0.5
-    >>> pacer.due(awaited=True), pacer.due(awaited=False)
+    >>> pacer.due(awaited=True), pacer.due(awaited=False)  # by then 30 seconds
     (True, False)
     >>> written[0] = 3 << 20  # two hours' share above what an hour may take at once
     >>> pacer.exhausted(), pacer.due(awaited=True)
