@@ -1,5 +1,6 @@
 """A file system of its own on a loop device, where the machine allows it: what reaches the device is counted there."""
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from pathlib import Path
 _SECTOR = 512
 _SECTORS_WRITTEN = 6
 """The column of a device's `stat`, in sectors whatever its own size."""
+
+
+_FLUSH = 0x1261
+"""BLKFLSBUF: a device's own cache is given up."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class BlockDevice:
     def image(self) -> bytes:
         """Return all bytes of the device."""
         self.written()
-        return Path(f"/dev/{self.device}").read_bytes()
+        with open(f"/dev/{self.device}", "rb") as device:
+            fcntl.ioctl(device, _FLUSH)  # else what was read before is read again
+            return device.read()
 
 
 @contextmanager
