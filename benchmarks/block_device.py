@@ -1,7 +1,9 @@
-"""A file system of its own on a loop device, where the machine allows it: what reaches the device is counted there."""
+"""A file system of its own on a loop device, where the machine allows it.
+
+What reaches the device is counted there.
+"""
 
 import fcntl
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,7 +35,7 @@ class BlockDevice:
     def image(self) -> bytes:
         """Return all bytes of the device."""
         self.written()
-        with open(f"/dev/{self.device}", "rb") as device:
+        with Path(f"/dev/{self.device}").open("rb") as device:
             fcntl.ioctl(device, _FLUSH)  # else what was read before is read again
             return device.read()
 
@@ -55,7 +57,7 @@ def block_device(folder: Path, name: str, megabytes: int = 64) -> Iterator[Block
         except (OSError, subprocess.CalledProcessError):
             yield None
             return
-        yield BlockDevice(mount, os.path.basename(device))
+        yield BlockDevice(mount, Path(device).name)
 
 
 def _run(*command: str) -> str:

@@ -1,9 +1,12 @@
-"""What a kept sample costs the flash: bytes written to a block device, journal included, over those of the sample.
+"""What a kept sample costs the flash.
+
+Bytes written to a block device, journal included, over those of the sample.
 
     python benchmarks/flash.py [--quick] [--json FILE]
 
-Every sample is kept; while the store fills, and once it is full and each one replaces another. Needs a loop mount, so it
-mostly means root; elsewhere it says so and measures nothing. Rates are real: the quick form takes two minutes.
+Every sample is kept; while the store fills, and once it is full and each one replaces another.
+Needs a loop mount, so it mostly means root; elsewhere it says so and measures nothing. Rates are
+real: the quick form takes two minutes.
 """
 
 import argparse
@@ -33,7 +36,7 @@ _AT_ONCE = 6
 class Whatever(SelectionPolicy):
     """Keeps whatever comes, in the place of any sample of the older half."""
 
-    def score(self, batch: Batch, view: ScoringContext) -> Scores:
+    def score(self, batch: Batch, view: ScoringContext) -> Scores:  # noqa: ARG002 - the port's
         """Rank by arrival and chance."""
         return view.arrival + view.capacity * view.uniform
 
@@ -116,7 +119,9 @@ def run_case(folder: Path, case: Case, *, quick: bool) -> dict[str, float]:
                 "store": {
                     "path": str(device.mount / "s"),
                     # While it fills it must not become full.
-                    "budget": _BUDGET if case.full else max(_BUDGET, int(rate_bytes(case, seconds))),
+                    "budget": _BUDGET
+                    if case.full
+                    else max(_BUDGET, int(rate_bytes(case, seconds))),
                     "commit_ms": case.answer_ms or 100,
                     **({"sector": case.sector} if case.sector else {}),
                 },

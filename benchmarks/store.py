@@ -2,8 +2,8 @@
 
     python benchmarks/store.py [--quick] [--json FILE]
 
-LMDB is optional (`pip install lmdb`). Bytes at the device and the search for erased samples need a loop mount, so mostly
-root; without one these two are left out.
+LMDB is optional (`pip install lmdb`). Bytes at the device and the search for erased samples need a
+loop mount, so mostly root; without one these two are left out.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class CellStore:
         self._store.restore({"quotas": np.array([layout.capacity])})
         self._store.commit({})
 
-    def replace(self, ids: list[int], rows: list[bytes], gone: list[int]) -> None:
+    def replace(self, ids: list[int], rows: list[bytes], gone: list[int]) -> None:  # noqa: ARG002
         """Put samples in; which ones leave, the store decides by itself: any of the older half."""
         x = np.frombuffer(b"".join(rows), "<f4").reshape(-1, NUMBERS)
         batch = Batch(x, np.zeros(len(ids), dtype=np.int64), np.array(ids))
@@ -104,7 +104,10 @@ class SqliteStore:
         for pragma in ("synchronous = FULL", "secure_delete = ON", "cache_size = -500"):
             run(f"PRAGMA {pragma}")
         run(f"PRAGMA max_page_count = {BUDGET // _PAGE}")
-        run("CREATE TABLE IF NOT EXISTS samples (slot INTEGER PRIMARY KEY, id INT, score REAL, x BLOB)")
+        run(
+            "CREATE TABLE IF NOT EXISTS samples (slot INTEGER PRIMARY KEY, id INT, score "
+            "REAL, x BLOB)"
+        )
         self._slots: dict[int, int] = {}
 
     def replace(self, ids: list[int], rows: list[bytes], gone: list[int]) -> None:
@@ -167,7 +170,7 @@ class LmdbStore:
             self._slots.pop(id_, None)
         self._slots.update(zip(ids, slots, strict=True))
 
-    def erase(self, ids: list[int]) -> None:
+    def erase(self, ids: list[int]) -> None:  # noqa: ARG002 - all of them
         """Delete; the pages keep what they held until they are used again."""
         with self._base.begin(write=True) as change:
             for slot in list(range(len(self._slots) or BUDGET // SAMPLE_BYTES)):
@@ -259,7 +262,7 @@ def filled(store: StorePort) -> int:
     raise AssertionError
 
 
-def measure(name: str, make: Callable[[Path], StorePort], device: BlockDevice | None, folder: Path,
+def measure(make: Callable[[Path], StorePort], device: BlockDevice | None, folder: Path,
             *, quick: bool) -> dict[str, float | str]:  # fmt: skip
     """Everything about one store."""
     figures: dict[str, float | str] = {}
@@ -315,7 +318,7 @@ def _salvage(make: Callable[[Path], StorePort], folder: Path, image: bytes,
     """What is left when one block of 4 kB turns to garbage."""
     place, rng = folder / "store", np.random.default_rng(0)
     saved, wrong, unreadable = [], 0, 0
-    for attempt in range(tries):
+    for _ in range(tries):
         broken = bytearray(image)
         at = int(rng.integers(len(image) // _PAGE)) * _PAGE
         broken[at : at + _PAGE] = rng.bytes(_PAGE)
@@ -372,7 +375,7 @@ def main() -> None:
             lost = home / "lost+found"
             if lost.exists():
                 lost.rmdir()
-            found[name] = measure(name, make, device, home, quick=options.quick)
+            found[name] = measure(make, device, home, quick=options.quick)
         print(f"{name}")
         for what, value in found[name].items():
             print(f"    {what:42} {value if isinstance(value, str) else round(value, 3)}")

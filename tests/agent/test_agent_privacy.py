@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedkeep.agent.record import Verdict
 from fedkeep.agent.arrivals import Arrival
+from fedkeep.agent.record import Verdict
 from fedkeep.agent.service import Service
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.types import Assignment, LocalTraining, TrainOrder

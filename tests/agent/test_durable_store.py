@@ -1,4 +1,6 @@
-"""The store on disk: the same decisions as in memory, still there after a restart, gone when they should be."""
+"""The store on disk: the same decisions as in memory, still there after a restart, gone when they
+should be.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -15,7 +15,9 @@ START = 1.8e9
 
 
 class Device:
-    """A device whose true time is known, with a wall clock that errs and reboots that forget the boot-time clock."""
+    """A device whose true time is known, with a wall clock that errs and reboots that forget the
+    boot-time clock.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.true, self.error, self.booted = START, 0.0, START
@@ -99,7 +101,9 @@ def test_a_clock_wrong_by_a_day_removes_nothing_early(tmp_path: Path, ahead: flo
 def test_an_age_is_never_more_than_true_and_never_much_less(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[float, float, float, str]]
 ) -> None:
-    """Whatever the order of runs, switched-off times, processes and clock errors within the tolerance."""
+    """Whatever the order of runs, switched-off times, processes and clock errors within the
+    tolerance.
+    """
     device = Device(tmp_path_factory.mktemp("boots"))
     samples: list[tuple[float, float, float]] = []
     for run, off, error, how in steps:

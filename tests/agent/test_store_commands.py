@@ -223,7 +223,8 @@ def test_a_store_of_another_format_is_refused_untouched_with_the_remedy(
         earlier.setattr(cells, "FORMAT", cells.FORMAT - 1)
         path, _ = filled(tmp_path)
     image = path.read_bytes()
-    said = f"format {cells.FORMAT - 1} and this fedkeep reads {cells.FORMAT}: left untouched; take its samples out"
+    formats = f"format {cells.FORMAT - 1} and this fedkeep reads {cells.FORMAT}"
+    said = f"{formats}: left untouched; take its samples out"
     for verb in ("check", "repair", "show"):
         with pytest.raises(ConfigError, match=said):
             ask(verb, path)

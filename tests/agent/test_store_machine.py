@@ -1,4 +1,6 @@
-"""Every operation of the store in any order, with crashes, failing disks, other budgets and keys in between."""
+"""Every operation of the store in any order, with crashes, failing disks, other budgets and keys in
+between.
+"""
 
 import errno
 import shutil
@@ -23,7 +25,9 @@ KEYS = (None, "11" * 32, "22" * 32)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model is what the last commit that succeeded left; what is read must be that, and nothing besides."""
+    """The model is what the last commit that succeeded left; what is read must be that, and nothing
+    besides.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -32,7 +36,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.next, self.key, self.fails = 0, 0, False
         self.erased: list[bytes] = []
         self.doubtful: dict[int, bytes] = {}
-        """What a commit of samples alone that failed may have left, each in the place of another."""
+        """What a commit of samples alone that failed may have left, each in the place of another.
+        """
         self._open()
         self.committed = self._held()
         self.present = dict(self.committed)
@@ -68,7 +73,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.write = self.disk.write
 
     def _check(self) -> None:
-        """What was read is what was committed, but for what a failed commit may have put in its place."""
+        """What was read is what was committed, but for what a failed commit may have put in its
+        place.
+        """
         held = self._held()
         new = held.keys() - self.committed.keys()
         assert held.items() <= (self.committed | self.doubtful).items()

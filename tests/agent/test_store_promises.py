@@ -1,4 +1,6 @@
-"""What the store promises of budgets, erasure, keys, duplicates and the file under it: at its bytes."""
+"""What the store promises of budgets, erasure, keys, duplicates and the file under it: at its
+bytes.
+"""
 
 import errno
 import gzip
@@ -48,7 +50,8 @@ def test_a_store_of_the_version_before_opens_with_all_it_held(tmp_path: Path, na
         assembly.disk.close()
     size = (tmp_path / "a.store").stat().st_size
     assert size == len(image)
-    make_agent(tmp_path, **{**tables, "store": {**tables.get("store", {}), "name_bytes": 24, "budget": 200_000}}).disk.close()  # fmt: skip
+    wider = {**tables.get("store", {}), "name_bytes": 24, "budget": 200_000}
+    make_agent(tmp_path, **{**tables, "store": wider}).disk.close()
 
 
 def test_two_thousand_erased_by_label_are_all_refused(tmp_path: Path) -> None:
@@ -84,7 +87,9 @@ def test_nothing_erased_is_on_the_device_after_moves_repairs_and_keys(tmp_path: 
         assert ask("rekey", path, "--new-key-file", key)[0] == 0
         assert not _hits(seen, device, folder), "an encrypted store shows nothing"
         assert ask("rekey", path, "--key-file", key, "--plain")[0] == 0
-        with path.open("r+b") as file:  # in place: what a file gives back is not the store's to wipe
+        with path.open(
+            "r+b"
+        ) as file:  # in place: what a file gives back is not the store's to wipe
             file.seek(60_000)
             byte = file.read(1)
             file.seek(60_000)
@@ -148,9 +153,7 @@ def test_a_file_that_is_deleted_or_replaced_under_the_agent_is_noticed(
     fates: list[str] = []
     for id_ in range(100, 108):
         came = arrival(id_)
-        assembly.agent.intake.offer(
-            Arrival(came.x, came.y, came.id, "t", fates.append), wait=True
-        )
+        assembly.agent.intake.offer(Arrival(came.x, came.y, came.id, "t", fates.append), wait=True)
     assembly.agent.step(0.0)
     committed = assembly.agent.commit()
     if how == "replace":
@@ -198,7 +201,9 @@ def test_a_duplicate_changes_nothing(
 
 
 def test_keys_do_not_repeat_over_crashes(tmp_path: Path) -> None:
-    """90 lives of 40 arrivals, each killed before it says what it counted: newcomers still find their way in."""
+    """90 lives of 40 arrivals, each killed before it says what it counted: newcomers still find
+    their way in.
+    """
     table = config_table(tmp_path, policy={"name": "draw"}, agent={"seed": 5})
     assembly = assembled(table)
     feed(assembly.agent, 0, 2 * assembly.agent.device.capacity)
@@ -256,7 +261,9 @@ def test_what_expired_is_removed_at_the_start_and_an_erased_sample_never_comes_b
 
 
 class CachedDisk(RamDisk):
-    """A disk behind a page cache: a failing sync leaves pages that look written, and are not on the disk."""
+    """A disk behind a page cache: a failing sync leaves pages that look written, and are not on the
+    disk.
+    """
 
     def __init__(self, image: bytes) -> None:
         super().__init__(image)
@@ -354,7 +361,10 @@ def test_keys_are_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
     held = held_by(assembly)
     path = tmp_path / "a.store"
     done = subprocess.run(
-        ["fedkeep", "agent", "store", "rekey", str(path), "--plain"], capture_output=True, text=True
+        ["fedkeep", "agent", "store", "rekey", str(path), "--plain"],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode
     assert "is in use by another agent" in done.stderr

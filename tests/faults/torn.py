@@ -1,4 +1,6 @@
-"""Every state that a power cut can leave of a short history, also with one block that was being written as garbage."""
+"""Every state that a power cut can leave of a short history, also with one block that was being
+written as garbage.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,11 +12,14 @@ import numpy as np
 from fedkeep.agent.cells import Label
 from fedkeep.agent.store_file import StoreLayout, StoreOptions, open_file, plan
 from fedkeep.agent.store_moves import resize
-from tests.faults.power_loss import SECTOR, RecordingDisk, _sectors
+from tests.faults.power_loss import RecordingDisk, _sectors
 from tests.faults.script import FORM, REGIONS, STATE_BYTES, RamDisk, Scripted
 
 _ALL_SUBSETS = 6
-"""Up to so many unsynced sectors every subset is tried; of more, those that lack or have one, and those in order."""
+"""Up to so many unsynced sectors every subset is tried.
+
+Of more, those that lack or have one, and those in order.
+"""
 BUDGETS = {None: 88_000, 512: 160_000, 4096: 1_500_000}
 
 
@@ -39,7 +44,9 @@ class CrashState:
 
 
 def crash_states(disk: RecordingDisk, block: int | None) -> Iterator[CrashState]:
-    """Every crash state of a history, with `block` also those where one block being written holds garbage."""
+    """Every crash state of a history, with `block` also those where one block being written holds
+    garbage.
+    """
     image, pending, acknowledged = bytearray(disk.start), list[tuple[int, bytes]](), 0
     for kind, offset, data in [*disk.events, ("end", 0, b"")]:
         if kind == "write":
@@ -107,7 +114,10 @@ def record(layout: StoreLayout, first: int, steps: int, *, light: bool) -> Recor
 
 
 def try_all(sector: int | None, block: int | None, first: int, steps: int) -> Losses:
-    """Reads every crash state of a history of whole commits: all of a step is there, or nothing of it."""
+    """Reads every crash state of a history of whole commits.
+
+    All of a step is there, or nothing of it.
+    """
     layout, losses = layout_of(sector), Losses()
     walk = Scripted(RamDisk(bytes(layout.geometry.size)), layout)
     digests = [walk.digest()]
@@ -124,7 +134,10 @@ def try_all(sector: int | None, block: int | None, first: int, steps: int) -> Lo
 
 
 def try_all_light(sector: int | None, block: int | None, first: int, steps: int) -> Losses:
-    """Reads every crash state of samples committed alone: what was acknowledged is there, or made way for others."""
+    """Reads every crash state of samples committed alone.
+
+    What was acknowledged is there, or made way for others.
+    """
     layout, losses = layout_of(sector), Losses()
     disk = RecordingDisk(bytes(layout.geometry.size))
     run = Scripted(disk, layout)
@@ -143,7 +156,8 @@ def try_all_light(sector: int | None, block: int | None, first: int, steps: int)
         again.open()
         losses.states += 1
         done = max(first, state.acknowledged)
-        # In the middle of the next commit some of its samples may already have taken the places of others.
+        # In the middle of the next commit some of its samples may already have taken the
+        # places of others.
         following = held[min(done + 1, len(held) - 1)]
         losses.lost += not held[done] & following <= set(again.store.records)
         losses.wrong += not set(again.store.records) <= held[done] | following
@@ -151,7 +165,7 @@ def try_all_light(sector: int | None, block: int | None, first: int, steps: int)
 
 
 def try_resizes(folder: Path, budgets: tuple[int, int], block: int | None) -> Losses:
-    """Reads every crash state of a change of the budget in place, by the same way as an agent does."""
+    """Reads every crash state of a change of the budget in place, opened as an agent does."""
     before, after = (
         plan(StoreOptions(path=str(folder / "s"), budget=b, log_length=64), FORM, STATE_BYTES)
         for b in budgets

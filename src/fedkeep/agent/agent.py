@@ -172,9 +172,7 @@ class Agent:
             by_source.setdefault(arrival.source, []).append(arrival)
         for source, group in by_source.items():
             self.store.source = source
-            batch, sound, refused = screen(
-                group, form, labels, self.tombstones, self._magnitudes
-            )
+            batch, sound, refused = screen(group, form, labels, self.tombstones, self._magnitudes)
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
                     self.intake.refuse(

@@ -1,11 +1,14 @@
-"""Transactions over the store's file: cells are never overwritten while a root that counts them could be needed.
+"""Transactions over the store's file.
 
-A commit writes new blobs into free cells, syncs, writes the other root, and syncs again. Killed at any point, the
-file is what it was before or what it is after. The file has its full size from the start, so that no commit can
-push it over its budget.
+Cells are never overwritten while a root that counts them could be needed.
 
-A commit that only puts single cells in the place of others needs no root: each new cell says that it counts, and which
-one no longer does. That is one sync, and not a byte beside the cells. Such cells stay untouched until the next root.
+A commit writes new blobs into free cells, syncs, writes the other root, and syncs again. Killed at
+any point, the file is what it was before or what it is after. The file has its full size from the
+start, so that no commit can push it over its budget.
+
+A commit that only puts single cells in the place of others needs no root: each new cell says that
+it counts, and which one no longer does. That is one sync, and not a byte beside the cells. Such
+cells stay untouched until the next root.
 """
 
 import errno
@@ -42,7 +45,8 @@ from fedkeep.files import put_in_place, sync, temp_path
 log = logging.getLogger(__name__)
 _SECTORS = (512, 4096)
 _STRIDE = 1 << 18
-"""Cells are read and a new file is filled about this many bytes at a time, so that opening a store needs little memory.
+"""Cells are read and a new file is filled about this many bytes at a time, so that opening a store
+needs little memory.
 """
 
 
@@ -53,10 +57,11 @@ class StoreError(FedkeepError):
 class FileDisk:
     """A preallocated file, readable by its owner only and open in one process at a time.
 
-    A write may be lost or reordered until a sync returns. Where the file system can, writes go past the page cache in
-    whole sectors (`O_DIRECT`): the flash then sees 512 bytes where it would see a page of 4,096, and no failing sync
-    leaves anything in a cache that looks as if it were on the disk. A sync also fails once the path no longer leads to
-    this file, unless the file was only deleted: then it is written again under its name.
+    A write may be lost or reordered until a sync returns. Where the file system can, writes go past
+    the page cache in whole sectors (`O_DIRECT`): the flash then sees 512 bytes where it would see a
+    page of 4,096, and no failing sync leaves anything in a cache that looks as if it were on the
+    disk. A sync also fails once the path no longer leads to this file, unless the file was only
+    deleted: then it is written again under its name.
 
     Parameters
     ----------
@@ -71,7 +76,10 @@ class FileDisk:
     def __init__(self, path: Path, size: int | None = None, *, anew: bool = False) -> None:
         self.path = path
         self.written = self.block_bytes = self.syncs = 0
-        """Since it was opened: bytes handed to the file, bytes of the sectors or pages that they touch, and syncs."""
+        """Since it was opened.
+
+        Bytes handed to the file, bytes of the sectors or pages that they touch, and syncs.
+        """
         self._owned = size is not None
         self._direct: int | None = None
         self._buffer: mmap.mmap | None = None
@@ -100,7 +108,8 @@ class FileDisk:
             return
         try:
             os.posix_fallocate(self._fd, 0, size)
-            # Space that was never written to is booked by the file system in pieces, which take blocks of their own.
+            # Space that was never written to is booked by the file system in pieces,
+            # which take blocks of their own.
             for start in range(have, size, _STRIDE):
                 self._write_buffered(start, memoryview(bytes(min(_STRIDE, size - start))))
             os.fsync(self._fd)
@@ -168,7 +177,10 @@ class FileDisk:
             self._take_name_again()
 
     def drop_cache(self) -> None:
-        """Forget what was read or written earlier: after a failed sync a page cache shows what no disk has."""
+        """Forget what was read or written earlier.
+
+        After a failed sync a page cache shows what no disk has.
+        """
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def wipe(self) -> None:
@@ -209,8 +221,12 @@ class FileDisk:
             view = view[done:]
 
     def _write_direct(self, offset: int, view: memoryview) -> bool:
-        """Writes whole sectors, those at the edges with what is in them; False if that cannot be done here."""
-        assert self._direct is not None and self._buffer is not None
+        """Writes whole sectors, those at the edges with what is in them.
+
+        False if that cannot be done here.
+        """
+        assert self._direct is not None
+        assert self._buffer is not None
         sector, end = self._sector, offset + len(view)
         if -(-end // sector) * sector > self.size:
             return False
@@ -244,7 +260,7 @@ class FileDisk:
     def _is_in_place(self) -> bool:
         """Whether the path leads to the file that is written."""
         try:
-            named = os.stat(self.path)
+            named = self.path.stat()
         except FileNotFoundError:
             return False
         own = os.fstat(self._fd)
@@ -295,7 +311,10 @@ class Damage:
     roots: bool = False
     """No root was whole: all whole cells were taken, those of replaced samples included."""
     rolled_back: bool = False
-    """The newest root was lost in both places: the one before it counts, and all whole cells that are newer."""
+    """The newest root was lost in both places.
+
+    The one before it counts, and all whole cells that are newer.
+    """
     root_copies: int = 0
     """Roots that were lost in one place only, which costs nothing."""
     label: bool = False
@@ -314,7 +333,8 @@ class Damage:
             )
         elif self.rolled_back:
             said.append(
-                "the newest root is lost: rolled back to the one before it, with all that newer cells hold"
+                "the newest root is lost: rolled back to the one before it, with all that "
+                "newer cells hold"
             )
         return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
 
@@ -342,7 +362,10 @@ class CellFile:
         return self.geometry.size - int((~self._live).sum()) * self.geometry.cell_size
 
     def write_label(self, label: Label) -> None:
-        """Put the label at both ends of the file, one after the other: a power cut may cost one of them."""
+        """Put the label at both ends of the file, one after the other.
+
+        A power cut may cost one of them.
+        """
         for place in (0, self.geometry.label_copy):
             self.disk.write(place, label.encode())
             self.disk.sync()
@@ -354,9 +377,12 @@ class CellFile:
         self.write_label(label)
 
     def load(self) -> list[Blob]:
-        """All blobs that count and are whole; also makes the file ready for the next commit, and notes its damage.
+        """All blobs that count and are whole.
 
-        It syncs first: what an earlier process left in the page cache must be on the disk before anything builds on it.
+        Also makes the file ready for the next commit, and notes its damage.
+
+        It syncs first: what an earlier process left in the page cache must be on the disk before
+        anything builds on it.
         """
         self.disk.sync()
         self.disk.drop_cache()
@@ -392,7 +418,8 @@ class CellFile:
     def _read_roots(self) -> dict[int, Root]:
         """The roots that are whole in at least one place, by half.
 
-        A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
+        A root is torn by a crash in its first place only: the copy is written once the first is on
+        the disk.
         """
         found, copies, geometry = {}, 0, self.geometry
         for half in (0, 1):
@@ -423,7 +450,10 @@ class CellFile:
                     yield start + index, cell
 
     def _assemble(self, cells: dict[int, FileCell]) -> list[Blob]:
-        """The blobs of which no part is missing or was tampered with; they are what counts from now on."""
+        """The blobs of which no part is missing or was tampered with.
+
+        They are what counts from now on.
+        """
         parts: dict[int, dict[int, int]] = {}
         for index, cell in cells.items():
             parts.setdefault(cell.blob, {})[cell.part] = index
@@ -453,12 +483,15 @@ class CellFile:
         atomic: bool = True,
         below: int | None = None,
     ) -> list[int]:
-        """Adds blobs (kind, data) and removes others, all or nothing; returns the new blobs' numbers.
+        """Adds blobs (kind, data) and removes others, all or nothing.
 
-        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns. Where it need not be
-        `atomic`, a crash in the middle may leave some of the new blobs, each in the place of the removed one that
-        stands where it does in the list. With `below`, only cells of lower numbers are written. On an OSError the transaction did not happen as far as the caller knows, and
-        the next commit may succeed.
+        Returns the new blobs' numbers.
+
+        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns.
+        Where it need not be `atomic`, a crash in the middle may leave some of the new blobs, each
+        in the place of the removed one that stands where it does in the list. With `below`, only
+        cells of lower numbers are written. On an OSError the transaction did not happen as far as
+        the caller knows, and the next commit may succeed.
         """
         cells = self._lay_out(add)
         taken = self._places_for(cells, below)
@@ -488,16 +521,22 @@ class CellFile:
         return sorted({cell.blob for cell in cells})
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Lets go of blobs that were salvaged but never counted together, without needing room; writes a root."""
+        """Lets go of blobs that were salvaged but never counted together, without needing room.
+
+        Writes a root.
+        """
         for number in numbers:
             self._live[self._places.pop(number)] = False
         self._write_root(self._live)
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
-        """The cells of new blobs, sealed, those that go far away last; a root is written first where one is due.
+        """The cells of new blobs, sealed, those that go far away last.
 
-        After a commit whose fate is unknown it makes what was before the newest again, before any cell is reused; and
-        where too few cells are left it gives back those that light commits have freed of each other's.
+        A root is written first where one is due.
+
+        After a commit whose fate is unknown it makes what was before the newest again, before any
+        cell is reused; and where too few cells are left it gives back those that light commits have
+        freed of each other's.
         """
         split = [
             [data[i : i + self.room] for i in range(0, max(1, len(data)), self.room)]
@@ -520,9 +559,12 @@ class CellFile:
         return max(self._places[number])
 
     def adopt(self, label: Label) -> None:
-        """Take on the geometry of a label, whose cells and roots have the same sizes; what counts must lie within it.
+        """Take on the geometry of a label, whose cells and roots have the same sizes.
 
-        Roots and label are written at the new end first, so that the label at the file's head decides at once.
+        What counts must lie within it.
+
+        Roots and label are written at the new end first, so that the label at the file's head
+        decides at once.
         """
         new, count = label.geometry, min(label.geometry.cells, self.geometry.cells)
         live = np.zeros(new.cells, dtype=bool)
@@ -545,7 +587,8 @@ class CellFile:
         free = np.flatnonzero((~self._live & ~self._young)[:below])
         if len(free) < len(cells):
             raise StoreError(
-                f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"
+                f"the store's budget has no room for {len(cells)} more cells: raise it or "
+                "lower the capacity"
             )
         free = np.roll(free, -int(np.searchsorted(free, self._cursor)))
         near = sum(cell.kind != FAR for cell in cells)
@@ -570,7 +613,10 @@ class CellFile:
         self.disk.sync()
 
     def _write_root(self, live: BoolArray) -> None:
-        """Goes into the older half; until its sync returns, either root may be the one on the disk."""
+        """Goes into the older half.
+
+        Until its sync returns, either root may be the one on the disk.
+        """
         self._sequence += 1
         bitmap = np.packbits(live).tobytes()
         root = Root(self._sequence, bitmap, self._wipe_due).encode(self.geometry.cells)

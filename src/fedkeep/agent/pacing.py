@@ -1,4 +1,7 @@
-"""When samples are committed: together, as late as their senders and a budget of bytes a day allow."""
+"""When samples are committed.
+
+Together, as late as their senders and a budget of bytes a day allow.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,17 +17,23 @@ _BURST_SECONDS = 3600.0
 """What was not written in so much time may be written at once."""
 _LEAST_BURST = 1 << 20
 _WHOLE_SECONDS, _LATEST_WHOLE_SECONDS = 60.0, 600.0
-"""How old the statistics on the disk may be while samples come fast, and at the most: what a crash may cost of them."""
+"""How old the statistics on the disk may be while samples come fast, and at the most.
+
+What a crash may cost of them.
+"""
 _WHOLE_SAMPLES = 256
-"""Samples kept since the last whole commit that make another one due after the shorter of these times."""
+"""Samples kept since the last whole commit that make another one due after the shorter of these
+times.
+"""
 
 
 class CommitPacer:
     """Decides when a commit is due, and whether more may be written today.
 
-    A budget of bytes a day is a bucket that fills evenly and holds an hour's share, a megabyte at the least. While it
-    is in debt, commits wait as long as they may; arrivals that would add to it are to be skipped. What must be written
-    (erasures, what a server asks for, statistics) always is, and is paid back before samples are taken again.
+    A budget of bytes a day is a bucket that fills evenly and holds an hour's share, a megabyte at
+    the least. While it is in debt, commits wait as long as they may; arrivals that would add to it
+    are to be skipped. What must be written (erasures, what a server asks for, statistics) always
+    is, and is paid back before samples are taken again.
 
     Parameters
     ----------
@@ -80,7 +89,10 @@ class CommitPacer:
         return self._left < 0
 
     def due(self, *, awaited: bool) -> bool:
-        """Return whether it is time for a commit; `awaited` says whether somebody waits for an answer."""
+        """Return whether it is time for a commit.
+
+        `awaited` says whether somebody waits for an answer.
+        """
         patience = self._patience if awaited else self._patience * _UNANSWERED
         latest = _LATEST_ANSWER_SECONDS if awaited else _LONGEST_SECONDS
         if self.exhausted():

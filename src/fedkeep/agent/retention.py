@@ -1,4 +1,6 @@
-"""What bounds how long a sample is kept and keeps it away once it is gone: the age clock, and the erased ids.
+"""What bounds how long a sample is kept and keeps it away once it is gone.
+
+The age clock, and the erased ids.
 
 Both are small states that are committed with the samples.
 """
@@ -20,7 +22,10 @@ _HOUR = 3600.0
 _STEP_SECONDS = 60.0
 """A wall clock that moves by more than this against the boot-time clock was set."""
 _STEPS = 32
-"""Corrections that are remembered; the oldest two become one, which may only make samples look younger."""
+"""Corrections that are remembered.
+
+The oldest two become one, which may only make samples look younger.
+"""
 _EARLIEST_WALL = 1_735_689_600.0
 """2025-01-01: a wall clock that shows less was never set, and says nothing of an age."""
 
@@ -30,11 +35,14 @@ class AgeClock:
 
     Two lower bounds of an age, of which the larger counts:
 
-    - seconds of the boot-time clock, which nobody can set, and over a reboot those of the wall clock less `tolerance`;
-    - the sample's own wall time against the present one, less `tolerance` once, however many reboots lie between.
+    - seconds of the boot-time clock, which nobody can set, and over a reboot those of the wall
+    clock less `tolerance`;
+    - the sample's own wall time against the present one, less `tolerance` once, however many
+    reboots lie between.
 
-    A wall clock that is set while the device runs corrects the wall times of samples that came before in the same
-    boot. If it was set by more than `tolerance`, it counts once it has stayed so for an hour.
+    A wall clock that is set while the device runs corrects the wall times of samples that came
+    before in the same boot. If it was set by more than `tolerance`, it counts once it has stayed so
+    for an hour.
 
     Parameters
     ----------
@@ -72,7 +80,9 @@ class AgeClock:
         self._doubted_until = -np.inf
         """By the boot-time clock: until then the wall clock says nothing of an age."""
         self._steps: FloatArray = np.zeros((0, 3))
-        """Ages from and to which samples were taken, and by how much their wall times are to be moved."""
+        """Ages from and to which samples were taken, and by how much their wall times are to be
+        moved.
+        """
 
     def now(self) -> float:
         """Return the age; it never goes back."""
@@ -112,8 +122,8 @@ class AgeClock:
     def _correction(self, taken: float) -> float:
         """By how much the wall times of samples stored at this age are to be moved.
 
-        Ages on the disk are rounded up to whole seconds: near the border of two stretches the one counts that makes a
-        sample younger.
+        Ages on the disk are rounded up to whole seconds: near the border of two stretches the one
+        counts that makes a sample younger.
         """
         begun, ended, moved = self._steps.T
         near = (begun <= taken) & (taken <= ended + 1)
@@ -132,7 +142,9 @@ class AgeClock:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from where an earlier process stopped, with the time in between as far as it is sure."""
+        """Go on from where an earlier process stopped, with the time in between as far as it is
+        sure.
+        """
         age, wall, boot, *rest = state["seconds"].tolist()
         self._steps = np.array(state.get("steps", np.zeros((0, 3))), dtype=np.float64)
         same_boot = self._boot_name and str(state["boot"]) == self._boot_name
@@ -163,8 +175,9 @@ _ID_BYTES, _MARK_BYTES, _KEY_BYTES = 8, 4, 16
 class ErasedIds:
     """The ids that were erased, and nothing else of them: what is sent again is refused.
 
-    The latest are kept as they are; those before as marks of 32 bits under a key of the store's own, so that of n marks
-    one refuses a sample that was never erased with probability n / 2^32. Beyond `nbytes` the oldest are forgotten.
+    The latest are kept as they are; those before as marks of 32 bits under a key of the store's
+    own, so that of n marks one refuses a sample that was never erased with probability n / 2^32.
+    Beyond `nbytes` the oldest are forgotten.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""The store's file: how its budget is divided, and how it is opened, whatever a crash left of it."""
+"""The store's file.
+
+How its budget is divided, and how it is opened, whatever a crash left of it.
+"""
 
 import errno
 import logging
@@ -45,7 +48,8 @@ from fedkeep.encoding import SCALE_BYTES, EncodingName
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
+    errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
 """What does not mend itself; a disk that is full or fails may."""
 _ALIGNMENT = 4
@@ -63,7 +67,10 @@ class StoreOptions:
 
     path: str = "fedkeep.store"
     budget: int = 9_000_000
-    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
+    """Bytes of the file, with its journal, indexes and the device's state.
+
+    The file has this size from the start.
+    """
     ttl_days: float = 30.0
     """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
     clock_tolerance_hours: float = 24.0
@@ -71,26 +78,46 @@ class StoreOptions:
     commit_ms: int = 100
     """Samples are committed together at most this often, to spare the flash."""
     log_length: int | None = None
-    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
+    """How many decisions are remembered for `fedkeep agent why`; None.
+
+    As many as fit a twentieth of the budget.
+    """
     key_file: str | None = None
-    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
+    """A file with the key of 64 hex digits under which samples are encrypted; None.
+
+    Not encrypted.
+    """
     key_env: str | None = None
     """An environment variable with that key, instead of a file."""
     encoding: EncodingName | None = None
     """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
     deflate_to: int | None = None
-    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it fits; \
-`fedkeep agent store check` says what would do. None: not deflated."""
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it \
+fits; `fedkeep agent store check` says what would do. None: not deflated."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
     erased_bytes: int | None = None
-    """Bytes of the budget for the ids of erased samples, which are refused: 512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store that is there leaves room for it."""
+    """Bytes of the budget for the ids of erased samples, which are refused.
+
+    512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store
+    that is there leaves room for it.
+    """
     sector: int | None = None
-    """512 or 4096: no two samples share a block of so many bytes, so that one which a power cut turns to garbage costs no acknowledged sample; None: a write is taken to damage its own bytes only."""
+    """512 or 4096.
+
+    No two samples share a block of so many bytes, so that one which a power cut turns to garbage
+    costs no acknowledged sample; None: a write is taken to damage its own bytes only.
+    """
     name_bytes: int | None = None
-    """The longest id that is kept as it came and comes back in an export, where it is no number; None: 24, or as the store was made."""
+    """The longest id that is kept as it came and comes back in an export, where it is no number.
+
+    None: 24, or as the store was made.
+    """
     daily_writes: int = 0
-    """Bytes a day that may be handed to the file, on average; arrivals beyond are skipped. 0: no limit."""
+    """Bytes a day that may be handed to the file, on average; arrivals beyond are skipped.
+
+    0: no limit.
+    """
 
     def __post_init__(self) -> None:
         check_range(
@@ -128,7 +155,10 @@ class StoreOptions:
 
     @property
     def file(self) -> Path:
-        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        """Where the store really is.
+
+        Behind a link, so that a file that takes its place does so there.
+        """
         return Path(os.path.realpath(self.path))
 
 
@@ -203,10 +233,12 @@ class Opened:
 
 
 def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
-    """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
+    """The file, made or found, and what is in it.
 
-    A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
-    budget is moved over whole, or refused with the budget that it needs.
+    `model` tells models apart whose vectors mean different things.
+
+    A file that is not a store is refused untouched; a damaged store gives back what is undamaged;
+    one of another budget is moved over whole, or refused with the budget that it needs.
     """
     options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
@@ -289,10 +321,12 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
 def find_label(
     path: Path, cipher: Cipher | None, likely: Geometry | None = None
 ) -> tuple[Label, bool]:
-    """The label at either end of the file, and whether it stands at both; the key must be the one it names.
+    """The label at either end of the file, and whether it stands at both.
 
-    Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
-    else's, and nothing of it may change.
+    The key must be the one it names.
+
+    Without a label it is a store only if it holds parts of one where they would `likely` be; else
+    it is somebody else's, and nothing of it may change.
     """
     with closing(FileDisk(path)) as disk:
         first = disk.read(0, PAGE)
@@ -312,7 +346,8 @@ def find_label(
                 return Label(likely, {}), False
     if first.startswith(LABEL_MAGIC):
         raise ConfigError(
-            f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was"
+            f"{path} is damaged at both ends: left untouched; an agent can mend it that is "
+            "set as it was"
         )
     raise ConfigError(
         f"{path} is not a store of fedkeep: left untouched; set [store] path to another file"
@@ -325,21 +360,26 @@ def _check_form(path: Path, found: Label, wanted: Label) -> None:
         before = found.form.get(name, now)
         if before != now:
             raise ConfigError(
-                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
+                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set "
+                "[samples] shape and dtype and "
                 "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
 
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
-    """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
+    """Without a label nothing says what the samples are.
+
+    They must look as configured, or nothing is touched.
+    """
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
     most = form.content_bytes
     named = bool(form.name_bytes)
     least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
-            f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
+            f"{path} has lost its label, and what it holds is not as [samples] and the key of "
+            "[store] say: "
             "left untouched; set them as they were when it was made"
         )
 
@@ -357,8 +397,10 @@ def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int)
     if count > layout.capacity:
         least = least_budget(layout.options, layout.form, layout.state_bytes, count)
         raise ConfigError(
-            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has room for "
-            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
+            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has "
+            "room for "
+            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep "
+            "agent store export` takes "
             "them out)"
         )
 
@@ -366,7 +408,8 @@ def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int)
 def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
 
-    Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
+    Labels take turns, each with its highest scores first, so that none is lost to another's larger
+    values.
     """
     newest = newest_of(blobs).values()
     notes = [(decode_note(blob), blob.number) for blob in newest if blob.kind == SAMPLE]
@@ -411,7 +454,9 @@ def copies_of(path: Path) -> dict[int, Path]:
 
 
 def set_aside(path: Path, allowed: int) -> None:
-    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed` bytes."""
+    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed`
+    bytes.
+    """
     import shutil  # a megabyte that most agents never need
 
     copies = copies_of(path)
@@ -445,7 +490,8 @@ def discard_copies(path: Path) -> None:
 def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) -> StoreOptions:
     """Return the options with the bytes for names and erased ids settled, where they do not say.
 
-    A store that is there keeps its room for samples: it takes what it had, unless there is now room for more.
+    A store that is there keeps its room for samples: it takes what it had, unless there is now room
+    for more.
     """
     found = _peek(options.file) if options.file.is_file() else None
     if options.name_bytes is None:

@@ -1,8 +1,10 @@
-"""How a store becomes a file of another size, form or key, and how nothing of the file before it stays behind.
+"""How a store becomes a file of another size, form or key, and how nothing of the file before it
+stays behind.
 
-Another size is taken on in place where cells and roots keep theirs: the file is never longer than the larger of both
-budgets. Everything else is written to a second file beside the first, so that for as long as this takes both are there;
-the first is then overwritten before its space is given back.
+Another size is taken on in place where cells and roots keep theirs: the file is never longer than
+the larger of both budgets. Everything else is written to a second file beside the first, so that
+for as long as this takes both are there; the first is then overwritten before its space is given
+back.
 """
 
 import logging
@@ -20,7 +22,10 @@ from fedkeep.files import put_in_place, sync, temp_path
 
 log = logging.getLogger(__name__)
 RESIZED_FROM = "resized_from"
-"""In a label: the file had so many bytes before, and those behind its present end are still to be overwritten."""
+"""In a label.
+
+The file had so many bytes before, and those behind its present end are still to be overwritten.
+"""
 _AT_ONCE = 4096
 """Blobs that are moved to another file in one commit."""
 _CELLS_AT_ONCE = 64
@@ -97,8 +102,8 @@ def finish_resize(file: CellFile, label: Label, before: int) -> None:
 def rekey(path: Path, label: Label, cipher: Cipher | None, new: Cipher | None) -> int:
     """Write a store anew under another key, or none; returns how many bytes it takes then.
 
-    It keeps as many cells, so that the file becomes longer by what encryption adds to each of them; an agent whose
-    budget is smaller brings it to its size when it starts.
+    It keeps as many cells, so that the file becomes longer by what encryption adds to each of them;
+    an agent whose budget is smaller brings it to its size when it starts.
     """
     geometry = label.geometry
     with closing(FileDisk(path, geometry.size)) as disk:
@@ -121,7 +126,9 @@ def rekey(path: Path, label: Label, cipher: Cipher | None, new: Cipher | None) -
 
 
 def clear_away(path: Path) -> None:
-    """Overwrite and remove what a process left that was killed while it made a file or replaced one."""
+    """Overwrite and remove what a process left that was killed while it made a file or replaced
+    one.
+    """
     for left in (temp_path(path), _old_path(path)):
         if not os.path.lexists(left) or not stat.S_ISREG(left.lstat().st_mode):
             continue
@@ -148,7 +155,10 @@ def _old_path(path: Path) -> Path:
 
 
 def _second_name(path: Path) -> Path | None:
-    """A name under which a replaced file is found again after a crash; None where a file can have only one."""
+    """A name under which a replaced file is found again after a crash.
+
+    None where a file can have only one.
+    """
     old = _old_path(path)
     try:
         os.link(path, old)

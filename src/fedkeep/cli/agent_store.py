@@ -1,4 +1,7 @@
-"""`fedkeep agent store`: looks into a store's file, repairs it and takes samples out, without an agent."""
+"""`fedkeep agent store`.
+
+Looks into a store's file, repairs it and takes samples out, without an agent.
+"""
 
 import os
 import shutil
@@ -68,13 +71,17 @@ class Inspected:
     """Their samples, (n, ...), float32."""
     bytes_used: int
     deflated: list[int]
-    """The bytes that some of the samples would take deflated, without loss, ascending; none where it does not pay."""
+    """The bytes that some of the samples would take deflated, without loss, ascending.
+
+    None where it does not pay.
+    """
 
 
 def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> Inspected:
     """Reads a file without changing a byte of it.
 
-    Or else, to `mend` it, writes roots and labels anew over what is whole, as an agent does when it starts.
+    Or else, to `mend` it, writes roots and labels anew over what is whole, as an agent does when it
+    starts.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
@@ -129,7 +136,8 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
         sizes = found.deflated
         median, most = sizes[len(sizes) // 2], sizes[len(sizes) * 19 // 20]
         typer.echo(
-            f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see [store] deflate_to"
+            f"deflated, half of the samples take {median} bytes and 19 of 20 {most}: see "
+            "[store] deflate_to"
         )
     if found.wrong:
         raise typer.Exit(1)
@@ -183,11 +191,15 @@ def export(
     since: Annotated[
         datetime | None, typer.Option(help="Only those stored then or later, by its clock.")
     ] = None,
-    until: Annotated[datetime | None, typer.Option(help="Only those stored then or before.")] = None,
+    until: Annotated[
+        datetime | None, typer.Option(help="Only those stored then or before.")
+    ] = None,
 ) -> None:
-    """Write samples with their labels, ids and values to a file, or one file each into a folder per label.
+    """Write samples with their labels, ids and values to a file, or one file each into a folder per
+    label.
 
-    Options of one kind add up, those of different kinds must all hold. What is written is readable by its owner only.
+    Options of one kind add up, those of different kinds must all hold. What is written is readable
+    by its owner only.
     """
     found = inspect(file, cipher_of(key_file, key_env))
     if os.path.lexists(out):
@@ -277,7 +289,9 @@ def _write_folder(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
             folder.mkdir(_PRIVATE_FOLDER, exist_ok=True)
             name = quote(note.name or str(note.id), safe=" ")
             place = folder / f"{name}.npy"
-            with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb") as f:
+            with os.fdopen(
+                os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE), "wb"
+            ) as f:
                 np.save(f, sample, allow_pickle=False)
         new.rename(out)
     except BaseException:
