@@ -92,8 +92,8 @@ class StoreOptions:
     encoding: EncodingName | None = None
     """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
     deflate_to: int | None = None
-    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it \
-fits; `fedkeep agent store check` says what would do. None: not deflated."""
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded \
+until it fits; `fedkeep agent store check` says what would do. None: not deflated."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
     erased_bytes: int | None = None
