@@ -2,7 +2,7 @@
 
 Bytes written to a block device, journal included, over those of the sample.
 
-    python benchmarks/flash.py [--quick] [--json FILE]
+    python -m benchmarks.flash [--quick] [--json FILE]
 
 Every sample is kept; while the store fills, and once it is full and each one replaces another.
 Needs a loop mount, so it mostly means root; elsewhere it says so and measures nothing. Rates are
@@ -100,7 +100,10 @@ def _child(folder: Path, case: Case, *, quick: bool) -> subprocess.Popen[str]:
     fields = json.dumps([case.rate, case.full, case.answer_ms, case.sector])
     command = [sys.executable, "-m", "benchmarks.flash", "--case", fields, "--folder", str(folder)]
     return subprocess.Popen(
-        [*command, *(["--quick"] if quick else [])], stdout=subprocess.PIPE, text=True
+        [*command, *(["--quick"] if quick else [])],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
