@@ -32,7 +32,7 @@ def test_a_store_of_the_version_before_opens_with_all_it_held(tmp_path: Path, na
     image = gzip.decompress((DATA / f"format-4-{name}.store.gz").read_bytes())
     (tmp_path / "a.store").write_bytes(image)
     tables: dict[str, Any] = {"int8": {"store": {"encoding": "int8"}}}.get(name, {})
-    tables |= {"policy": {"name": "draw"}} if name == "full" else {}
+    tables |= {"policy": {"name": "balanced-reservoir"}} if name == "full" else {}
     held, total, erased = {
         "plain": (12, 7.0311126708984375, [21, 37, 45]),
         "int8": (12, 7.146597862243652, [21, 37, 45]),
@@ -55,7 +55,7 @@ def test_a_store_of_the_version_before_opens_with_all_it_held(tmp_path: Path, na
 
 
 def test_two_thousand_erased_by_label_are_all_refused(tmp_path: Path) -> None:
-    table = {"policy": {"name": "draw"}, "store": {"budget": 1_000_000, "erased_bytes": 12_000}}
+    table = {"policy": {"name": "balanced-reservoir"}, "store": {"budget": 1_000_000, "erased_bytes": 12_000}}
     assembly = make_agent(tmp_path, **table)
     ids = list(range(2000))
     assembly.agent.erase(ids)
@@ -75,7 +75,7 @@ def test_nothing_erased_is_on_the_device_after_moves_repairs_and_keys(tmp_path: 
         key = tmp_path / "key"
         key.touch(0o600)
         key.write_text("ab" * 32)
-        table: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 200_000}}
+        table: dict[str, Any] = {"policy": {"name": "balanced-reservoir"}, "store": {"budget": 200_000}}
         assembly = make_agent(folder, **table)
         feed(assembly.agent, 0, 400)
         seen = {i: x[:6].tobytes() for i, x in held_by(assembly).items()}
@@ -178,7 +178,7 @@ def test_a_duplicate_changes_nothing(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("twice")
-    assembly = make_agent(folder, policy={"name": "draw"})
+    assembly = make_agent(folder, policy={"name": "balanced-reservoir"})
     agent = assembly.agent
     feed(agent, 0, data.draw(st.integers(1, 150)))
     ids = sorted(held_by(assembly))
@@ -204,7 +204,7 @@ def test_keys_do_not_repeat_over_crashes(tmp_path: Path) -> None:
     """90 lives of 40 arrivals, each killed before it says what it counted: newcomers still find
     their way in.
     """
-    table = config_table(tmp_path, policy={"name": "draw"}, agent={"seed": 5})
+    table = config_table(tmp_path, policy={"name": "balanced-reservoir"}, agent={"seed": 5})
     assembly = assembled(table)
     feed(assembly.agent, 0, 2 * assembly.agent.device.capacity)
     room = assembly.agent.device.capacity
@@ -232,7 +232,7 @@ def test_keys_do_not_repeat_over_crashes(tmp_path: Path) -> None:
 
 def test_writes_are_bounded_by_the_day(tmp_path: Path) -> None:
     assembly = make_agent(
-        tmp_path, policy={"name": "draw"}, store={"budget": 400_000, "daily_writes": 1_000_000}
+        tmp_path, policy={"name": "balanced-reservoir"}, store={"budget": 400_000, "daily_writes": 1_000_000}
     )
     agent, disk = assembly.agent, assembly.disk
     before = disk.block_bytes
@@ -383,7 +383,7 @@ def test_keys_are_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
 
 
 def test_exports_are_private_chosen_and_named_as_samples_came(tmp_path: Path) -> None:
-    assembly = make_agent(tmp_path, policy={"name": "draw"})
+    assembly = make_agent(tmp_path, policy={"name": "balanced-reservoir"})
     agent = assembly.agent
     names = ["hall/7", "../door", "sensor ü", "x" * 40, "42"]
     for label, name in enumerate(names):

@@ -73,7 +73,7 @@ def _between(
     if block is None:
         return
     for torn in sorted({offset // block for offset, _ in sectors}):
-        for survivors in ([], range(len(sectors))):
+        for survivors in ((), tuple(range(len(sectors)))):
             state = bytearray(image)
             for i in survivors:
                 offset, data = sectors[i]

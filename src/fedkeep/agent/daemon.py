@@ -155,7 +155,7 @@ def introduce(agent: Agent) -> None:
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
-            config.device.quotas == "targets"
+            config.device.quotas == "soft"
         )
         valued = agent.device.model is not None and config.policy.uses_direction
         kept = "what is most like the mean of all that came" if valued else "a random draw"
