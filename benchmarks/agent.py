@@ -273,16 +273,21 @@ def _accepted(agent: Agent, before: dict[str, int]) -> int:
 
 
 def _watch_syncs(disk: FileDisk) -> list[float]:
-    """The seconds spent in each sync from now on."""
+    """The seconds spent waiting in each sync, and in each write past the page cache, from now on."""
     waited: list[float] = []
-    sync = disk.sync
+    sync, write = disk.sync, disk.write
 
-    def timed() -> None:
+    def timed_sync() -> None:
         start, cpu = time.perf_counter(), time.process_time()
         sync()
         waited.append(max(0.0, time.perf_counter() - start - (time.process_time() - cpu)))
 
-    disk.sync = timed  # type: ignore[method-assign]
+    def timed_write(offset: int, data: bytes) -> None:
+        start, cpu = time.perf_counter(), time.process_time()
+        write(offset, data)
+        waited.append(max(0.0, time.perf_counter() - start - (time.process_time() - cpu)))
+
+    disk.sync, disk.write = timed_sync, timed_write  # type: ignore[method-assign]
     return waited
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.block_device import block_device
 from fedkeep.agent.arrivals import Arrival
-from fedkeep.agent.cellfile import FileDisk
+from fedkeep.agent.cellfile import FileDisk, StoreError
 from fedkeep.agent.retention import DAY
 from fedkeep.core.errors import ConfigError
 from tests.agent.builders import arrival, assembled, config_table, feed, make_agent
@@ -55,7 +55,10 @@ def test_a_store_of_the_version_before_opens_with_all_it_held(tmp_path: Path, na
 
 
 def test_two_thousand_erased_by_label_are_all_refused(tmp_path: Path) -> None:
-    table = {"policy": {"name": "balanced-reservoir"}, "store": {"budget": 1_000_000, "erased_bytes": 12_000}}
+    table = {
+        "policy": {"name": "balanced-reservoir"},
+        "store": {"budget": 1_000_000, "erased_bytes": 12_000},
+    }
     assembly = make_agent(tmp_path, **table)
     ids = list(range(2000))
     assembly.agent.erase(ids)
@@ -75,7 +78,10 @@ def test_nothing_erased_is_on_the_device_after_moves_repairs_and_keys(tmp_path: 
         key = tmp_path / "key"
         key.touch(0o600)
         key.write_text("ab" * 32)
-        table: dict[str, Any] = {"policy": {"name": "balanced-reservoir"}, "store": {"budget": 200_000}}
+        table: dict[str, Any] = {
+            "policy": {"name": "balanced-reservoir"},
+            "store": {"budget": 200_000},
+        }
         assembly = make_agent(folder, **table)
         feed(assembly.agent, 0, 400)
         seen = {i: x[:6].tobytes() for i, x in held_by(assembly).items()}
@@ -232,7 +238,9 @@ def test_keys_do_not_repeat_over_crashes(tmp_path: Path) -> None:
 
 def test_writes_are_bounded_by_the_day(tmp_path: Path) -> None:
     assembly = make_agent(
-        tmp_path, policy={"name": "balanced-reservoir"}, store={"budget": 400_000, "daily_writes": 1_000_000}
+        tmp_path,
+        policy={"name": "balanced-reservoir"},
+        store={"budget": 400_000, "daily_writes": 1_000_000},
     )
     agent, disk = assembly.agent, assembly.disk
     before = disk.block_bytes
@@ -426,3 +434,17 @@ def test_what_is_recorded_twice_costs_nothing_to_a_torn_label() -> None:
     labels = [i for i, event in enumerate(disk.events) if b"FEDKEEP" in event[2][:8]]
     assert len(labels) == 2
     assert "sync" in kinds[labels[0] : labels[1]]
+
+
+def test_a_file_system_that_is_read_only_now_may_be_writable_at_another_start(
+    tmp_path: Path,
+) -> None:
+    with block_device(tmp_path, "device", megabytes=16) as device:
+        if device is None:
+            pytest.skip("no loop device can be mounted here")
+        make_agent(device.mount).disk.close()
+        subprocess.run(["mount", "-o", "remount,ro", str(device.mount)], check=True)
+        with pytest.raises(StoreError, match="cannot be used now: Read-only file system"):
+            make_agent(device.mount)
+        subprocess.run(["mount", "-o", "remount,rw", str(device.mount)], check=True)
+        make_agent(device.mount).disk.close()

@@ -48,10 +48,10 @@ from fedkeep.encoding import SCALE_BYTES, EncodingName
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
+    errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
     errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
-"""What does not mend itself; a disk that is full or fails may."""
+"""What does not mend itself; a disk that is full, fails or became read-only may."""
 _ALIGNMENT = 4
 NAME_BYTES = 24
 """Of the names that a new store keeps."""
