@@ -1,4 +1,7 @@
-"""Samples in fewer bytes: one codec for stores in memory and on disk; samples are valued and trained as decoded."""
+"""Samples in fewer bytes.
+
+One codec for stores in memory and on disk; samples are valued and trained as decoded.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -11,27 +14,39 @@ from fedkeep.core.types import AnyArray, FloatArray, State
 
 EncodingName = Literal["float32", "float16", "int8", "uint8"]
 _MOST_GAIN = 63
-"""Each quantised sample has a gain, a power of two, so that one beyond the range of the first is not cut off."""
+"""Each quantised sample has a gain, a power of two, so that one beyond the range of the first is
+not cut off.
+"""
 _FITS = (1, 8, 64)
-"""After so many samples a store takes the bounds anew; each sample says by which of them it was rounded."""
+"""After so many samples a store takes the bounds anew.
+
+Each sample says by which of them it was rounded.
+"""
 _SLACK = 1.004
-"""Half a level beyond the range is still within it: so a decoded sample gets the gain that it had."""
+"""Half a level beyond the range is still within it.
+
+So a decoded sample gets the gain that it had.
+"""
 _LEAST = 1e-12
 SCALE_BYTES = 8 * len(_FITS)
 """What a quantising codec keeps for each feature, at most."""
 _RAW_DEFLATE = -15
 _LEAST_SHARE = 16
-"""A sample is deflated to a sixteenth of its bytes at the least: even one that is all noise keeps a shape."""
+"""A sample is deflated to a sixteenth of its bytes at the least.
+
+Even one that is all noise keeps a shape.
+"""
 
 
 class SampleCodec:
     """Turns samples (n, ...) into rows of at most `nbytes` bytes each, and back into float32.
 
-    `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first samples, about zero
-    or about the middle of what was seen, and keep those bounds for ever. Decoding and encoding again changes nothing.
+    `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first
+    samples, about zero or about the middle of what was seen, and keep those bounds for ever.
+    Decoding and encoding again changes nothing.
 
-    With `deflate_to`, rows are deflated, which loses nothing, and a row that is still longer has its numbers rounded
-    as coarsely as it takes to fit.
+    With `deflate_to`, rows are deflated, which loses nothing, and a row that is still longer has
+    its numbers rounded as coarsely as it takes to fit.
 
     >>> codec = SampleCodec(shape=(2,), encoding="int8")
     >>> codec.settled(np.array([[1.0, -2.0], [0.3, 0.5]])).round(4)
@@ -40,7 +55,8 @@ class SampleCodec:
     >>> codec.nbytes  # a byte for each feature, and one for the gain
     3
     >>> small = SampleCodec(shape=(784,), deflate_to=500)
-    >>> [len(row) < 60 for row in small.encode(np.repeat([[0.1, 0.2], [0.3, 0.1]], 392, axis=1))], small.coarsened
+    >>> rows = small.encode(np.repeat([[0.1, 0.2], [0.3, 0.1]], 392, axis=1))
+    >>> [len(row) < 60 for row in rows], small.coarsened
     ([True, True], 0)
     """
 
@@ -70,7 +86,8 @@ class SampleCodec:
         least = 32 + self.plain_bytes // _LEAST_SHARE
         if deflate_to is not None and not least <= deflate_to < self.plain_bytes:
             raise ConfigError(
-                f"deflate_to must be from {least} to below the {self.plain_bytes} bytes of a sample, got {deflate_to}"
+                f"deflate_to must be from {least} to below the {self.plain_bytes} bytes of a "
+                f"sample, got {deflate_to}"
             )
         self._limit = deflate_to
         self.nbytes = self.plain_bytes if deflate_to is None else deflate_to
@@ -83,13 +100,19 @@ class SampleCodec:
         return not self.quantised or bool(self._scales)
 
     def fit(self, x: AnyArray) -> None:
-        """Takes the bounds of each feature from the first samples, for good; later calls change nothing."""
+        """Takes the bounds of each feature from the first samples, for good.
+
+        Later calls change nothing.
+        """
         if not self.ready and len(x):
             self.learn(x)
             self._seen = _FITS[-1]
 
     def learn(self, x: AnyArray) -> bool:
-        """Takes the bounds of each feature from the first samples, anew while they are few; whether it did."""
+        """Takes the bounds of each feature from the first samples, anew while they are few.
+
+        Whether it did.
+        """
         before = self._seen
         if not self.quantised or before >= _FITS[-1] or not len(x):
             return False
@@ -148,7 +171,10 @@ class SampleCodec:
         return self._limit is None and bool(self._dtype == np.float32 == x.dtype)
 
     def packed(self, row: bytes) -> bytes:
-        """A plain row as it is kept: deflated, byte by byte of all numbers, where there is a limit."""
+        """A plain row as it is kept.
+
+        Deflated, byte by byte of all numbers, where there is a limit.
+        """
         if self._limit is None:
             return row
         whole = self._deflated(row)
@@ -228,7 +254,9 @@ def _coarsest(dtype: np.dtype[np.generic]) -> int:
 
 
 def _rounded(numbers: AnyArray, bits: int) -> AnyArray:
-    """Numbers without so many of their lowest bits: all by the same step, floats by one of their largest's.
+    """Numbers without so many of their lowest bits.
+
+    All by the same step, floats by one of their largest's.
 
     >>> _rounded(np.array([3, -100, 127], dtype=np.int8), 4).tolist()
     [0, -96, 127]

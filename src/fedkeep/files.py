@@ -15,7 +15,9 @@ def temp_path(path: Path) -> Path:
 
 @contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file that takes its name once it is written and on the disk; if that fails, what was there stays.
+    """A file that takes its name once it is written and on the disk.
+
+    If that fails, what was there stays.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -25,10 +27,11 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     [('note.txt', 'whole')]
     """
     new = temp_path(path)
+    access = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    if new.is_symlink():  # where it leads is nobody's business here
+        new.unlink()
     try:
-        with os.fdopen(
-            os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb"
-        ) as file:
+        with os.fdopen(os.open(new, access, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -40,7 +43,8 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds back other processes that want to be alone in the same folder, which is made if it is not there.
+    """Holds back other processes that want to be alone in the same folder, which is made if it is
+    not there.
 
     By a file that stays: a folder itself is locked on one machine only where several share it.
     """
@@ -51,7 +55,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Renames what is complete and on the disk; returns once the name would survive a power cut, too."""
+    """Renames what is complete and on the disk; returns once the name would survive a power cut,
+    too.
+    """
     new.replace(path)
     sync(path.parent)
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import parse_config
-from fedkeep.agent.record import DAY
+from fedkeep.agent.retention import DAY
 from fedkeep.agent.service import Service, summarise
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.types import Assignment, TrainOrder

@@ -9,12 +9,14 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
+from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
-from fedkeep.core.protocols import Stateful
+from fedkeep.core.protocols import DescribedState, OfferResult
 from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
 from fedkeep.privacy.release import ReleasePipeline
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
-_STATISTICS_SECONDS = 60.0
-"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
-_UNANSWERED = 10
-"""Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _BATCH, _QUEUE = 64, 512
 """Samples that are valued together, and that may wait to be; beyond half of it the stream is thinned evenly."""
 _LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
@@ -52,7 +50,7 @@ class Agent:
         self.intake = IngestQueue(_QUEUE, config.form)
         self.counters, self.tombstones, self.model_date = (
             CounterBook(),
-            Tombstones(),
+            ErasedIds(config.store.erasure_bytes),
             ModelVersion(),
         )
         self.door = ReleasePipeline()
@@ -60,7 +58,7 @@ class Agent:
         self.seconds_per_sample = 0.0
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
-        self._parts: dict[str, Stateful] = {
+        self._parts: dict[str, DescribedState] = {
             "device": device,
             "log": store.log,
             "clock": store.clock,
@@ -74,9 +72,12 @@ class Agent:
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
-        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = (
-            time.monotonic()
+        self._pacer = CommitPacer(
+            config.store.commit_ms / 1000,
+            config.store.daily_writes,
+            lambda: store.file.disk.block_bytes,
         )
+        self._last_step = self._last_housekeeping = time.monotonic()
 
     def alive(self) -> bool:
         """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
@@ -120,12 +121,9 @@ class Agent:
                 self.judge(arrivals)
                 self._value_alone()
             now = self._last_step = time.monotonic()
-            patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
-            if (
-                now >= self._last_commit + patience
-                or len(self.store.staged) > self._reserve - self._batch
-            ):
-                self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
+            full = len(self.store.staged) > self._reserve - self._batch
+            if full or self._pacer.due(awaited=bool(self._awaited)):
+                self.commit(whole=self._pacer.whole_due())
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
@@ -134,20 +132,29 @@ class Agent:
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
         start = time.perf_counter()
+        if self._pacer.exhausted():
+            self.counters["skipped.writes"] += len(arrivals)
+            self.counters["seen"] += len(arrivals)
+            for arrival in arrivals:
+                arrival.answer("skipped")
+            return
         form, labels = self.intake.form, self.config.samples.labels
         by_source: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(arrival)
         for source, group in by_source.items():
             self.store.source = source
-            batch, sound, refused = screen(
-                group, form, labels, self.tombstones.ids, self._magnitudes
-            )
+            batch, sound, refused = screen(group, form, labels, self.tombstones, self._magnitudes)
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
                     self.intake.refuse(
                         reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
                     )
+            self.store.names = {
+                id_: arrival.id
+                for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
+                if isinstance(arrival.id, str) and arrival.id != str(id_)
+            }
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)
@@ -160,7 +167,22 @@ class Agent:
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
     def _take_in(self, batch: Batch) -> list[str]:
-        """Values and stores what is worth it; returns what became of each sample."""
+        """Values and stores what is worth it; returns what became of each sample.
+
+        One that is stored, or came earlier in the batch, changes nothing: no key is drawn and nothing counts twice.
+        """
+        first = np.zeros(len(batch), dtype=bool)
+        first[np.unique(batch.ids, return_index=True)[1]] = True
+        first &= np.array([id_ not in self.store.records for id_ in batch.ids.tolist()], dtype=bool)
+        fates = [_FATES[OfferResult.REFRESHED]] * len(batch)
+        new = np.flatnonzero(first)
+        if len(new):
+            for place, fate in zip(new.tolist(), self._value(batch.take(new)), strict=True):
+                fates[place] = fate
+        return fates
+
+    def _value(self, batch: Batch) -> list[str]:
+        """The fates of samples of which none is stored."""
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         self.counters["coarsened"] += self.store.codec.coarsened - coarse
@@ -188,11 +210,9 @@ class Agent:
         Then the samples since the last commit are dropped and counted, and all is as it was after that commit. A commit
         that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
         """
-        self._last_commit = time.monotonic()
         if self.store.staged and not self.store.readable:
             whole = True
-        if whole:
-            self._last_whole = self._last_commit
+        self._pacer.committed(len(self.store.staged), whole=whole)
         self.counters.update(self.intake.counted())
         judged, self._judged = self._judged, 0
         awaited, self._awaited = self._awaited, []
@@ -213,13 +233,14 @@ class Agent:
         return lost is None
 
     def remove_expired(self) -> int:
-        """Removes and overwrites what is older than the TTL."""
+        """Remove and overwrite what is older than the TTL, and what a damaged file gave back though it was erased."""
         with self.lock:
-            days, now = self.config.store.ttl_days, self.store.clock.now()
+            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
+            clock.look()
             expired = [
                 id_
                 for id_, note in self.store.records.items()
-                if days and note.taken < now - days * DAY
+                if (days and clock.age(note.taken, note.wall) > days * DAY) or id_ in erased
             ]
             if expired:
                 self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
@@ -240,7 +261,12 @@ class Agent:
             if self.model_date.round < 0 and self.device.model is not None:
                 self.device.set_model(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
-            self.tombstones.add(ids)
+            if forgotten := self.tombstones.add(ids):
+                log.warning(
+                    "%d ids that were erased long ago would be taken again: [store] erased_bytes remembers %d",
+                    forgotten,
+                    self.tombstones.capacity,
+                )
             self.counters["erased"] += erased
             if not self.commit(wipe=True):
                 raise RejectedError(

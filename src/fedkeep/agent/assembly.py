@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +14,19 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import (
-    AgeClock,
-    CounterBook,
-    DecisionLog,
-    ModelVersion,
-    SampleForm,
-    Tombstones,
-)
+from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
+from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sources import make_source
-from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
+from fedkeep.agent.store_file import (
+    NAME_BYTES,
+    Opened,
+    StoreLayout,
+    StoreOptions,
+    as_found,
+    least_budget,
+    open_file,
+    plan,
+)
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store
 from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
@@ -35,6 +38,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import (
     drop_learned,
     drop_misfits,
@@ -81,6 +85,7 @@ class AgentOptions:
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
     seed: int = 0
+    """Of random keys and training; 0: a store draws its keys under a secret of its own, which no sender can aim at."""
 
     def __post_init__(self) -> None:
         check_range(self, "cpu_cap", above=0, most=1)
@@ -133,8 +138,10 @@ class AgentConfig:
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
+        names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
+        store = self.store
         return SampleForm(
-            dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
+            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
         )
 
 
@@ -202,15 +209,22 @@ def assemble(config: AgentConfig) -> Agent:
     learner = learner_of(config.model, shape, labels)
     check_model(learner, shape, labels)
     privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
-    layout = plan(config.store, config.form, _state_bytes(spec))
+
+    def layout_of(options: StoreOptions) -> StoreLayout:
+        chosen = replace(config, store=options)
+        state = _state_bytes(_state_spec(chosen, learner, privacy))
+        return plan(options, chosen.form, state)
+
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    layout, spec = layout_of(config.store), _state_spec(config, learner, privacy)
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
-        device = _make_device(config, learner, store, layout.capacity)
+        draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
+        device = _make_device(config, learner, store, layout.capacity, draw_seed)
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         damaged = bool(opened.file.damage)
@@ -238,7 +252,9 @@ def _memory_store(config: AgentConfig) -> MemoryStore:
     return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
 
 
-def _make_device(config: AgentConfig, learner: Learner, store: Store, capacity: int) -> Device:
+def _make_device(
+    config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
+) -> Device:
     regions = regions_for(config.method.policy, config.samples.labels)
     return build_device(
         config.method,
@@ -250,6 +266,7 @@ def _make_device(config: AgentConfig, learner: Learner, store: Store, capacity: 
         store=store,
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
         seed=config.agent.seed,
+        draw_seed=draw_seed,
     )
 
 
@@ -259,12 +276,12 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
     It is in every whole commit: with each participation, and at most once a minute between two,
     where only arrays that changed are written.
     """
-    device = _make_device(config, learner, _memory_store(config), capacity=1)
+    device = _make_device(config, learner, _memory_store(config), capacity=1, draw_seed=0)
     parts: dict[str, DescribedState] = {
         "device": device,
         "clock": AgeClock(),
         "counters": CounterBook(),
-        "tombstones": Tombstones(),
+        "tombstones": ErasedIds(config.store.erasure_bytes),
         "model": ModelVersion(),
     }
     return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)

@@ -95,6 +95,7 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         for source in config.sources:
             source.open()
             stack.callback(source.close)
+        agent.remove_expired()
         agent.commit()
         os.nice(config.agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
@@ -130,6 +131,7 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     agent.intake.stop()
     while agent.step(0.0):
         pass
+    agent.remove_expired()
     agent.commit()
     ended.set()
     refused = voice.conclude()

@@ -1,18 +1,15 @@
 """What the blobs of a store hold, and how it becomes bytes and comes back: samples, and named arrays of state.
 
-Then the small state that is committed with the samples: what was counted, erased and decided, and how old it is.
+Then the small state that is committed with the samples: what was counted and decided.
 """
 
 import json
 import math
 import struct
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,8 +33,6 @@ _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
 _COUNTER_BYTES = 1024
 """More than the counts by name ever take as text."""
-REMEMBERED = 512
-"""Ids that were erased last."""
 APART = "apart."
 """How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
 
@@ -61,6 +56,30 @@ class SampleMetadata(NamedTuple):
     source: str = ""
     region: int = -1
     uses: int = 0
+    name: str = ""
+    """Its id as it came, where that is not the number itself and was short enough to be kept."""
+
+
+def join_name(row: bytes, name: str, most: int) -> bytes:
+    """Return an encoded sample with its name behind it, where names of up to `most` bytes are kept.
+
+    >>> split_name(join_name(b"row", "hall/7", 24), 24), split_name(join_name(b"row", "hall/7", 4), 4)
+    ((b'row', 'hall/7'), (b'row', ''))
+    """
+    if not most:
+        return row
+    raw = name.encode(errors="surrogatepass")
+    raw = raw if len(raw) <= most else b""
+    return row + raw + bytes([len(raw)])
+
+
+def split_name(content: bytes, most: int) -> tuple[bytes, str]:
+    """Return an encoded sample and its name, as `join_name` put them together."""
+    if not most:
+        return content, ""
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    return content[:start], content[start:end].decode(errors="replace")
 
 
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
@@ -77,7 +96,7 @@ def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """What is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0])
+    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
 
 
 @dataclass(frozen=True)
@@ -93,6 +112,13 @@ class SampleForm:
     """Into how many bytes it is deflated; None: it is not."""
     discounts: bool = False
     """Whether its score counts for less after use: then there is more to keep of its rank."""
+    name_bytes: int = 0
+    """The longest name that is kept with it; 0: none is."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a stored sample with its name, at most."""
+        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
 
     def codec(self) -> SampleCodec:
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
@@ -206,65 +232,6 @@ class ModelVersion:
     def restore(self, state: State) -> None:
         round_, received = state["date"].tolist()
         self.round, self.received = int(round_), None if np.isnan(received) else received
-
-
-class Tombstones:
-    """The ids that were erased last, and nothing else of them: what is sent again is refused."""
-
-    def __init__(self) -> None:
-        self.ids: dict[int, None] = {}
-
-    def add(self, ids: Iterable[int]) -> None:
-        self.ids = dict.fromkeys(list(dict.fromkeys([*self.ids, *ids]))[-REMEMBERED:])
-
-    def state_spec(self) -> StateSpec:
-        """Describe the arrays of `snapshot`."""
-        return {"ids": ArraySpec((REMEMBERED,), np.int64, bounded=True)}
-
-    def snapshot(self) -> State:
-        return {"ids": np.array(list(self.ids), dtype=np.int64)}
-
-    def restore(self, state: State) -> None:
-        self.ids = dict.fromkeys(state["ids"].tolist())
-
-
-DAY = 86_400.0
-
-
-class AgeClock:
-    """Seconds of the agent's life, as far as they are sure to have passed."""
-
-    def __init__(
-        self,
-        tolerance: float = DAY,
-        wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
-        boot_id: Path = Path("/proc/sys/kernel/random/boot_id"),
-    ) -> None:
-        self._tolerance, self.wall, self._boot = tolerance, wall, boot
-        """`wall` is what the device takes for the time of day; for people to read."""
-        self._boot_name = boot_id.read_text().strip() if boot_id.exists() else ""
-        self._age_at_start, self._start = 0.0, boot()
-
-    def now(self) -> float:
-        """The age; it never goes back."""
-        return self._age_at_start + max(0.0, self._boot() - self._start)
-
-    def state_spec(self) -> StateSpec:
-        """Describe the arrays of `snapshot`; the boot's name may be of any length."""
-        return {"seconds": ArraySpec((3,), np.float64), "boot*": ArraySpec((36,), "U1")}
-
-    def snapshot(self) -> State:
-        seconds = np.array([self.now(), self.wall(), self._boot()])
-        return {"seconds": seconds, "boot": np.array(self._boot_name)}
-
-    def restore(self, state: State) -> None:
-        """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
-        age, wall, boot = state["seconds"].tolist()
-        same_boot = self._boot_name and str(state["boot"]) == self._boot_name
-        between = self._boot() - boot if same_boot else self.wall() - wall - self._tolerance
-        self._age_at_start = age + max(0.0, between)
-        self._start = self._boot()
 
 
 CHUNK = 32

@@ -272,6 +272,13 @@ class Collector:
                     )
                     gauge.add_metric([status.gist.name], value)
                     yield gauge
+        disk = self.agent.store.file.disk
+        for name, text, count in (
+            ("written_bytes", "Bytes handed to the store's file since the start", disk.written),
+            ("block_bytes", "Bytes of the sectors or pages that they touch", disk.block_bytes),
+            ("syncs", "Syncs of the store's file since the start", disk.syncs),
+        ):
+            yield CounterMetricFamily(f"fedkeep_store_{name}", text, count)
         values = GaugeMetricFamily(
             "fedkeep_value", "Values of the samples stored", labels=["quantile"]
         )

@@ -171,6 +171,9 @@ class Selection:
         What slots are allocated by, where the device does that by itself.
     seed : int
         The seed of the samples' random keys.
+    draw_seed : int, optional
+        Where it is given, a sample's random key follows from its id under this seed: one that
+        comes again draws the same.
     """
 
     def __init__(
@@ -180,9 +183,11 @@ class Selection:
         capacity: int,
         frequencies: LabelFrequencies,
         seed: int,
+        draw_seed: int | None = None,
     ) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
         self.frequencies = frequencies
+        self._draw_seed = draw_seed
         self.memory: State = {}
         """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
@@ -229,6 +234,8 @@ class Selection:
                 arrivals = self.arrivals + np.arange(len(came))
                 self.arrivals += len(came)
                 keys = partial(uniform_keys, self._seed, arrivals)
+                if self._draw_seed is not None:
+                    keys = partial(uniform_keys, self._draw_seed, came.ids)
                 scores = self._score(came, measured, arrivals, keys)
                 parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
