@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, sample_id, screen
+from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
 from fedkeep.agent.record import SampleForm
+from fedkeep.agent.sample_ids import SampleIds, exact_id, sample_id
 from tests.agent.builders import arrival, make_agent
 
 FORM = SampleForm(np.dtype(np.float32), (2,))
@@ -116,7 +117,13 @@ def test_what_is_no_sample_is_refused_by_its_reason(bad: Arrival, reason: str) -
     for one in (bad, good):
         intake.offer(one, wait=True)
     batch, sound, refused = screen(
-        intake.take(2, 0.0, 0.0), FORM, 3, frozenset({9}), OutlierFilter(1e6, 0.0)
+        intake.take(2, 0.0, 0.0),
+        FORM,
+        3,
+        frozenset({9}),
+        OutlierFilter(1e6, 0.0),
+        SampleIds({"s": "s"}),
+        {},
     )
     assert [(a, r) for a, r in refused] == [(bad, reason)]
     assert sound == [good]

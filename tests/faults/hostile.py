@@ -225,13 +225,14 @@ class _Mqtt:
 
     def run(self, sink: Any) -> None:
         self._source._intake = sink
-        rng, client = np.random.default_rng(0), SimpleNamespace(ack=lambda *_: None)
+        self._source._longest = 4096 + 32 * sink.sample_bytes
+        self._source._client = SimpleNamespace(ack=lambda *_: None)
+        rng = np.random.default_rng(0)
         for payload in (json_line(rng) for _ in range(self._count)):
-            self._source._take(client, None, SimpleNamespace(payload=payload, mid=1, qos=1))
+            self._source._take(0, SimpleNamespace(payload=payload, mid=1, qos=1))
         for i in range(SOUND):
-            self._source._take(
-                client, None, SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1)
-            )
+            message = SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1)
+            self._source._take(0, message)
 
 
 KINDS: dict[str, Callable[[Path, int], Any]] = {

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MissingExtraError
+from fedkeep.protocol.printing import printable
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the agent; what its owner must mend ends in one sentence and exit code 2, what may mend itself in 1."""
+    """Run the agent; what its owner must correct ends in a sentence and exit code 2, what may pass in 1."""
     files = [word for word in arguments if not word.startswith("--")]
     flags = {word for word in arguments if word.startswith("--")}
     if len(files) != 1 or flags - {"--until-sources-end"}:
@@ -24,15 +25,22 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr
     )
+    logging.getLogger().handlers[0].addFilter(_make_printable)
     try:
         from fedkeep.agent.assembly import read_config
         from fedkeep.agent.daemon import run
 
         run(read_config(Path(files[0])), until_sources_end=bool(flags))
     except (FedkeepError, OSError) as error:
-        sys.stderr.write(f"fedkeep: {error}\n")
+        sys.stderr.write(f"fedkeep: {printable(str(error))}\n")
         return 2 if isinstance(error, ConfigError | DataError | MissingExtraError) else 1
     return 0
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    """Escapes what a record, a file's name or an error that it quotes could do to a terminal."""
+    record.msg, record.args = printable(record.getMessage()), None
+    return True
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
+from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, queue_limit, screen
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
+from fedkeep.agent.sample_ids import DeviceName, SampleIds
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
@@ -28,8 +29,10 @@ _STATISTICS_SECONDS = 60.0
 """How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
-_BATCH, _QUEUE = 64, 512
-"""Samples that are valued together, and that may wait to be; beyond half of it the stream is thinned evenly."""
+_BATCH = 64
+"""Samples that are valued together."""
+_FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
+"""Seconds after which a disk that took no write is tried again: twice as long each time."""
 _LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
 """How long a batch waits to fill, and a step while training pauses it."""
 _SILENCE_SECONDS = 10.0
@@ -49,12 +52,18 @@ class Agent:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
         self.lock = threading.RLock()
-        self.intake = IngestQueue(_QUEUE, config.form)
+        self.intake = IngestQueue(config.agent.queue or queue_limit(config.form), config.form)
         self.counters, self.tombstones, self.model_date = (
             CounterBook(),
             Tombstones(),
             ModelVersion(),
         )
+        self.ids = SampleIds(
+            {source.name: source.namespace or source.name for source in config.sources}
+        )
+        self.identity = DeviceName()
+        self.disk_error = ""
+        """Why the disk takes no writes at present; then every source is held back."""
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
@@ -67,6 +76,8 @@ class Agent:
             "counters": self.counters,
             "tombstones": self.tombstones,
             "model": self.model_date,
+            "ids": self.ids,
+            "identity": self.identity,
         }
         self._fresh = {
             name: array
@@ -79,6 +90,7 @@ class Agent:
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
+        self._next_try, self._pause = 0.0, _FIRST_RETRY
         self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = (
             time.monotonic()
         )
@@ -99,6 +111,7 @@ class Agent:
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
+        self.ids.earlier |= bool(self.store.records or found) and not strip_prefix("ids", state)
         self.store.model_version = self.model_date.round
         self._alone_from = max(
             _ALONE_ARRIVALS, 0 if self.device.direction is None else 2 * self.device.window.count
@@ -138,6 +151,9 @@ class Agent:
 
     def step(self, timeout: float) -> int:
         """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
+        if self.disk_error:
+            self._try_disk(timeout)
+            return 0
         arrivals: list[Arrival] = []
         if self.config.agent.during_training == "pause" and self._training.locked():
             time.sleep(min(timeout, _PAUSE_SECONDS))
@@ -159,6 +175,15 @@ class Agent:
                 self.remove_expired()
         return len(arrivals)
 
+    def _try_disk(self, timeout: float) -> None:
+        """Commits what waits for the disk once it is time to try; nothing new is valued until then."""
+        now = self._last_step = time.monotonic()
+        if now < self._next_try:
+            self.intake.wait_stopped(min(timeout, _PAUSE_SECONDS))
+            return
+        with self.lock:
+            self.commit()
+
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
         start = time.perf_counter()
@@ -169,7 +194,13 @@ class Agent:
         for source, group in by_source.items():
             self.store.source = source
             batch, sound, refused = screen(
-                group, form, labels, self.tombstones.ids, self._magnitudes
+                group,
+                form,
+                labels,
+                self.tombstones.ids,
+                self._magnitudes,
+                self.ids,
+                self.store.records,
             )
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
@@ -210,35 +241,81 @@ class Agent:
         )  # each time all that is stored is valued and ranked anew, on the disk too
         device.adopt(device.model, device.window.mean().astype(np.float32))
 
-    def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
-        """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
+    def commit(self, *, whole: bool = True) -> bool:
+        """Put all decisions on the disk, then acknowledge them.
 
-        Then the samples since the last commit are dropped and counted, and all is as it was after that commit. A commit
-        that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
+        If the disk does not take them, nothing is lost and nobody is answered: decisions stay in
+        memory, every source is held back, and `step` tries again until the disk recovers.
+
+        Parameters
+        ----------
+        whole
+            Whether counts, rates and estimates are written, too; else samples alone are, and the
+            rest follows within a minute.
+
+        Returns
+        -------
+        bool
+            Whether the disk took them.
         """
         self._last_commit = time.monotonic()
-        if self.store.staged and not self.store.readable:
-            whole = True
-        if whole:
-            self._last_whole = self._last_commit
+        whole = whole or bool(self.store.staged and not self.store.readable)
         self.counters.update(self.intake.counted())
-        judged, self._judged = self._judged, 0
-        awaited, self._awaited = self._awaited, []
-        parts = self._parts | self.door.kept(under_way=False)
-        lost: str | None = None
         try:
-            self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
+            if self.disk_error:
+                # A wipe that an earlier failure left undone comes first: it must not fail half-way
+                # through the commit of samples.
+                self.store.file.commit([], [])
+            self._write(whole=whole)
         except OSError as error:
+            self._hold(error)
+            return False
+        if self.disk_error:
+            log.info("the store can be written again: all that waited is kept")
+            self.disk_error, self._pause = "", _FIRST_RETRY
+            self.intake.hold(held=False)
+        awaited, self._awaited = self._awaited, []
+        self._judged = 0
+        for arrival, verdict in awaited:
+            arrival.answer(verdict)
+        return True
+
+    def _write(self, *, whole: bool, wipe: bool = False) -> None:
+        """Writes samples, and all else where the commit is whole; raises OSError where the disk does not take them."""
+        parts = self._parts | self.door.kept(under_way=False)
+        self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
+        if whole:
+            self._last_whole = time.monotonic()
+
+    def _hold(self, error: OSError) -> None:
+        """Says once that the disk fails, and holds every source back until it is tried again."""
+        reason = error.strerror or type(error).__name__
+        if reason != self.disk_error:
             log.error(
-                "the store could not be written (%s): %d samples dropped", error.strerror, judged
+                "the store cannot be written (%s): %d samples wait in memory, and so do all sources",
+                reason,
+                self._judged,
             )
-            lost, counted = "dropped.disk", self.counters.snapshot()
+        self.disk_error = reason
+        self._next_try = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LAST_RETRY)
+        self.intake.hold(held=True)
+
+    def _commit_wiped(self) -> bool:
+        """Puts a removal on the disk with its free space overwritten, or takes it back where that fails.
+
+        Arrivals were committed before the removal began, so that none of them is taken back.
+        """
+        try:
+            self._write(whole=True, wipe=True)
+        except OSError as error:
+            counted = self.counters.snapshot()
             self.restore(self.store.load(self.store.file.reload()))
             self.counters.restore(counted)
-            self.counters[lost] += judged
-        for arrival, verdict in awaited:
-            arrival.answer(lost or verdict)
-        return lost is None
+            self._hold(error)
+            return False
+        self._last_commit = time.monotonic()
+        return True
 
     def remove_expired(self) -> int:
         """Removes and overwrites what is older than the TTL."""
@@ -249,10 +326,13 @@ class Agent:
                 for id_, note in self.store.records.items()
                 if days and note.taken < now - days * DAY
             ]
-            if expired:
-                self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
-                self.commit(wipe=True)
-                discard_copies(self.store_path)
+            if not expired or not self.commit(whole=False):
+                return 0
+            removed = self.store.forget(expired, Verdict.EXPIRED)
+            if not self._commit_wiped():
+                return 0
+            self.counters["expired"] += removed
+            discard_copies(self.store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
@@ -261,6 +341,10 @@ class Agent:
         Models that learned from them stay as they are.
         """
         with self.lock:
+            if not self.commit(whole=False):
+                raise RejectedError(
+                    "disk", "the store cannot be written; nothing was erased, try again"
+                )
             self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
@@ -269,11 +353,11 @@ class Agent:
                 self.device.set_model(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
             self.tombstones.add(ids)
-            self.counters["erased"] += erased
-            if not self.commit(wipe=True):
+            if not self._commit_wiped():
                 raise RejectedError(
                     "disk", "the store cannot be written; nothing was erased, try again"
                 )
+            self.counters["erased"] += erased
             discard_copies(self.store_path)
         return erased
 
@@ -293,6 +377,8 @@ class Agent:
 
     def _take_part(self, order: TrainOrder) -> Report:
         self.device.screen(order)
+        with self.lock:
+            self.require_commit(whole=False)  # a disk that fails is found before anything changes
         with self._training:
             with self.lock:
                 prepared = self.device.prepare(order)
@@ -309,9 +395,9 @@ class Agent:
                 self.require_commit()
                 return report
 
-    def require_commit(self) -> None:
-        """Commits, or raises: what is not on the disk must not be sent."""
-        if not self.commit():
+    def require_commit(self, *, whole: bool = True) -> None:
+        """Commit, or raise: what is not on the disk must not be sent."""
+        if not self.commit(whole=whole):
             raise RejectedError("disk", "the store cannot be written; nothing was sent")
 
     def profile(self) -> Profile:

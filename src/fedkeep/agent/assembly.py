@@ -72,9 +72,12 @@ class AgentOptions:
     """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
+    queue: int | None = None
+    """Samples that may wait to be valued; None: those of 4 MB, at least 64 and at most 4,096."""
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_range(self, "queue", least=1, most=1 << 20)
         check_range(self, "cpu_cap", above=0, most=1)
         check_range(self, "nice", least=0, most=19)
         check_range(self, "seed", least=0, most=(1 << 63) - 1)
@@ -90,8 +93,8 @@ class SampleOptions:
     """How they are stored; the models get float32."""
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
-    outlier: float = 100.0
-    """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
+    outlier: float = 0.0
+    """Given, so is one whose largest number is that many times the usual; 0: what is unusual is kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)

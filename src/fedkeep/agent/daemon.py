@@ -25,6 +25,8 @@ _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
+_SETTLING_SECONDS = 2.0
+"""How long sources may take to put away what the last commit settled."""
 _LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
@@ -92,10 +94,11 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         agent = assemble(config)
         stack.callback(agent.store.file.disk.close)
         stack.callback(serve_metrics(agent))
+        agent.commit()
         for source in config.sources:
+            source.set_device(agent.identity.name)
             source.open()
             stack.callback(source.close)
-        agent.commit()
         os.nice(config.agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(agent)))
@@ -120,7 +123,8 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     frugality.give_back()
     notify("READY=1")
     while not stop.is_set():
-        done = until_sources_end and not any(reading.is_alive() for reading in readings)
+        reads = any(reading.is_alive() for reading in readings) or agent.disk_error
+        done = until_sources_end and not reads
         judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
         frugality.after(judged)
@@ -130,11 +134,20 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     agent.intake.stop()
     while agent.step(0.0):
         pass
-    agent.commit()
+    written = agent.commit()
+    last = time.monotonic() + _SETTLING_SECONDS
+    for source, reading in zip(agent.config.sources, readings, strict=True):
+        if source.settles:
+            reading.join(max(0.0, last - time.monotonic()))
     ended.set()
     refused = voice.conclude()
     if errors:
         raise errors[0]
+    if not written:
+        raise FedkeepError(
+            f"the store cannot be written ({agent.disk_error}): what the agent read last is not "
+            "stored, and no sender got an answer for it"
+        )
     if until_sources_end and refused:
         raise FedkeepError(
             f"not one record was a sample ({refused}): docs/agent.md says what each source reads"
@@ -156,10 +169,15 @@ def introduce(agent: Agent) -> None:
             config.device.quotas == "targets"
         )
         valued = agent.device.model is not None and config.policy.uses_direction
-        kept = "what is most like the mean of all that came" if valued else "a random draw"
-        log.info(
-            "no server has called yet: until one does, %s of each label seen is kept%s", kept, lent
-        )
+        if not config.policy.needs_model:
+            log.info("no server has called yet: policy %s needs none", config.policy_name)
+        else:
+            kept = "what is most like the mean of all that came" if valued else "a random draw"
+            log.info(
+                "no server has called yet: until one does, %s of each label seen is kept%s",
+                kept,
+                lent,
+            )
     names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
     log.info(
         "ready: reading %s; ask it by `fedkeep agent status --socket %s`",
@@ -207,8 +225,10 @@ class ProgressLogger:
         said = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
         if refused := _refusals(counts):
             said += f", refused {refused}"
-        if skipped := counts["skipped.overload"]:
+        if skipped := counts["skipped.sample"] + counts["skipped.drop"]:
             said += f", {skipped} skipped"
+        if self._agent.disk_error:
+            said += f", waiting for the disk ({self._agent.disk_error})"
         return f"{said}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
 
 

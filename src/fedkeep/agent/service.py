@@ -9,18 +9,19 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.evaluation import judge
 from fedkeep.protocol import messages as told
+from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.wire import from_bytes, to_bytes
 
@@ -77,12 +78,9 @@ class Service:
                     return stored_summary(agent)
                 case told.AskRefused():
                     return told.RefusedRecords(tuple(agent.intake.refused))
-                case told.AskWhy(name):
-                    id_ = sample_id(name, b"")
+                case told.AskWhy(name, namespace):
                     with agent.lock:
-                        return told.Reasons(
-                            id_, id_ in agent.store.records, tuple(agent.store.log.about(id_))
-                        )
+                        return self._reasons(name, namespace)
                 case told.Erase():
                     return self._erase(request)
             return told.reply_of(agent, self._evaluate, request)
@@ -99,20 +97,36 @@ class Service:
     def _erase(self, asked: told.Erase) -> told.Erased:
         if asked == told.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
-        id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
+            notes = self._agent.store.notes()
+            named = None if asked.id is None else self._numbers(asked.id, asked.namespace)
             ids = [
                 note.id
-                for note in self._agent.store.notes()
-                if id_ in (None, note.id)
+                for note in notes
+                if (named is None or note.id in named)
                 and asked.label in (None, note.label)
                 and asked.source in (None, note.source)
                 and (asked.since is None or note.wall >= asked.since)
                 and (asked.until is None or note.wall <= asked.until)
             ]
-            if id_ is not None and not ids:
-                ids = [id_]  # gone already: its tombstone and its traces in the log still count
+            if named is not None and (ids or not named & {note.id for note in notes}):
+                # Those that are gone already: their tombstones and traces in the log still count.
+                ids += sorted(named - set(ids))
             return told.Erased(self._agent.erase(ids))
+
+    def _reasons(self, name: str, namespace: str | None) -> told.Reasons:
+        """The decisions on every sample whose id is written like this, oldest first."""
+        store = self._agent.store
+        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
+        found = {reason for id_ in numbers for reason in store.log.about(id_)}
+        decisions = sorted(found, key=lambda reason: reason.time)
+        stored = any(id_ in store.records for id_ in numbers)
+        return told.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
+
+    def _numbers(self, name: str, namespace: str | None) -> set[int]:
+        """The numbers of all ids that are written like this, here or in one namespace."""
+        sources = {note.source for note in self._agent.store.records.values() if note.source}
+        return self._agent.ids.matches(name, sources, namespace)
 
     def _evaluate(self, model: Vector) -> told.Evaluated:
         """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
@@ -185,6 +199,7 @@ def summarise(agent: Agent) -> told.Status:
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=store.file.geometry.cell_size,
             gist=known,
+            waiting=agent.disk_error,
         )
 
 
@@ -233,6 +248,11 @@ class Collector:
             ("labels_held", "Labels of which at least one sample is stored", status.labels_held),
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
+            (
+                "disk_waiting",
+                "1 while the disk takes no writes and every source is held back",
+                int(bool(status.waiting)),
+            ),
             (
                 "model_round",
                 "The round of the model last received, -1 before the first",
@@ -289,16 +309,23 @@ def serve_metrics(agent: Agent) -> Callable[[], None]:
     options = agent.config.metrics
     if not options.port:
         return lambda: None
+    require_loopback(options.host, "[metrics] host", insecure=options.insecure)
     with optional_import("the metrics endpoint", "agent"):
         from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
     registry.register(Collector(agent))
-    handler: Callable[..., object] = MetricsHandler.factory(registry)
+
+    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            # A query would choose metrics by name, and `?name[]=` none of them.
+            self.path: str = urlsplit(self.path).path
+            super().do_GET()
+
     listener = Listener((options.host, options.port), _METRICS_CLIENTS)
 
     def answer(connection: socket.socket) -> None:
         connection.settimeout(_METRICS_PATIENCE)
-        handler(connection, connection.getpeername(), None)
+        Handler(connection, connection.getpeername(), None)
 
     listener.start(answer)
     return listener.close

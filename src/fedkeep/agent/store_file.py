@@ -42,7 +42,7 @@ from fedkeep.files import put_in_place, temp_path
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
 """What does not mend itself; a disk that is full or fails may."""
 _AT_ONCE = 4096

@@ -140,6 +140,8 @@ class MetricsOptions:
     port: int = 0
     """0: no endpoint."""
     host: str = "127.0.0.1"
+    insecure: bool = False
+    """Whether an agent may serve them beyond this machine, without encryption or a password."""
 
     def __post_init__(self) -> None:
         check_range(self, "port", least=0, most=65535)

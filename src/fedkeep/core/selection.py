@@ -169,8 +169,8 @@ class Selection:
         keys: Callable[[], Scores],
         previous: Scores | None = None,
     ) -> Scores:
-        """The policy's scores; random keys while there is no model to measure with."""
-        if measurements is None:
+        """The policy's scores; random keys while there is no model that it needs to measure with."""
+        if measurements is None and self._policy.needs_model:
             return keys()
         stored_ids = (
             self._store.stored().batch.ids

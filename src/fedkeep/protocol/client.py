@@ -4,7 +4,7 @@ import socket
 from contextlib import AbstractContextManager
 from types import UnionType
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.protocol import messages as told
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -25,6 +25,8 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
+        if path.startswith("unix:"):
+            raise ConfigError(f"the agent's socket is a path without a scheme, not '{path}'")
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -34,7 +36,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             self._socket.close()
             mend = "start one by `fedkeep agent run CONFIG.toml`"
             raise AgentUnreachableError(
-                f"no agent answers at {path} ({error.strerror}): {mend}"
+                f"no agent answers at {path} ({error.strerror or error}): {mend}"
             ) from error
 
     def __exit__(self, *_: object) -> None:
@@ -62,8 +64,9 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         """The records that were refused last, oldest first."""
         return self.ask(told.AskRefused(), told.RefusedRecords).records
 
-    def why(self, id_: str) -> told.Reasons:
-        return self.ask(told.AskWhy(id_), told.Reasons)
+    def why(self, id_: str, namespace: str | None = None) -> told.Reasons:
+        """Return the decisions on samples whose id is written like this, of one namespace or of all."""
+        return self.ask(told.AskWhy(id_, namespace), told.Reasons)
 
     def erase(self, request: told.Erase) -> int:
         """How many samples were removed and overwritten."""

@@ -7,18 +7,19 @@ import select
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, Any, Literal
 
 import msgspec
 
-from fedkeep.agent.arrivals import Acknowledge, Arrival, IngestQueue, Source
+from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.core.errors import ConfigError, DataError
 
 _POLL_MS = 200
 
 
 class Line(msgspec.Struct):
+    """One record: numbers, label and, if it has one, its id as it came."""
+
     x: list[Any]
     y: Any
     id: Any = None
@@ -27,18 +28,20 @@ class Line(msgspec.Struct):
 _decoder = msgspec.json.Decoder(Line)
 
 
-def parse_json(line: bytes, source: str, acknowledge: Acknowledge | None = None) -> Arrival | None:
-    """The sample of one JSON line; None if it is none, however deep, long or broken."""
+def parse_json(line: bytes) -> Line | None:
+    """Return the record of one JSON line; None if it is none, however deep, long or broken."""
     try:
-        found = _decoder.decode(line)
+        return _decoder.decode(line)
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
         return None
-    return Arrival(found.x, found.y, found.id, source, acknowledge)
 
 
 @dataclass
 class LinesSource(Source):
     """Reads to the end of the file; then the agent goes on without it.
+
+    A file or pipe has no way back: it waits while the agent cannot keep up, and whoever writes into
+    a pipe is held back.
 
     A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y` and `id`.
     """
@@ -52,7 +55,7 @@ class LinesSource(Source):
 
     def open(self) -> None:
         """A pipe is opened without waiting for its writer, who may come later than the agent, or never."""
-        self._parse: Callable[[bytes], Arrival | None] | None = None
+        self._parse: Callable[[bytes], Line | None] | None = None
         """How a line is read, once a line has shown it."""
         # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
         from_stdin = self.path == "-"
@@ -80,11 +83,11 @@ class LinesSource(Source):
             text = line.removeprefix(codecs.BOM_UTF8)
             if self._parse is None and self._is_header(text):
                 continue
-            arrival = None if self._parse is None else self._parse(text)
-            if arrival is not None:
-                intake.offer(arrival, wait=self.path != "-")
-            else:
+            record = None if self._parse is None else self._parse(text)
+            if record is None:
                 intake.refuse("malformed", self.name, line)
+            elif not self.deliver(intake, record.x, record.y, record.id):
+                return
         if line and self._parse is None:
             raise DataError(f"no line is JSON or a CSV header with the column '{self.label}'")
 
@@ -111,13 +114,17 @@ class LinesSource(Source):
         """
         is_csv = self.path.endswith(".csv") if self.format is None else self.format == "csv"
         if self.format == "json" or (not is_csv and line.lstrip().startswith(b"{")):
-            self._parse = partial(parse_json, source=self.name)
+            self._parse = parse_json
             return False
         header = [column.strip() for column in _row(line)]
         if self.label in header:
             label, name = header.index(self.label), header.index("id") if "id" in header else None
             features = [i for i in range(len(header)) if i not in (label, name)]
-            self._parse = partial(self._parse_csv, features, label, name)
+
+            def parse(text: bytes) -> Line | None:
+                return self._parse_csv(features, label, name, text)
+
+            self._parse = parse
             return True
         if is_csv and not self._is_stream:
             raise ConfigError(
@@ -127,13 +134,20 @@ class LinesSource(Source):
 
     def _parse_csv(
         self, features: list[int], label: int, name: int | None, line: bytes
-    ) -> Arrival | None:
+    ) -> Line | None:
         row = _row(line)
         try:
             x = [float(row[i]) for i in features]
-            return Arrival(x, float(row[label]), None if name is None else row[name], self.name)
+            return Line(x, float(row[label]), None if name is None else _csv_id(row[name]))
         except (ValueError, IndexError):
             return None
+
+
+def _csv_id(text: str) -> int | str:
+    """A CSV has no types: digits as a whole number is written are that number, all else is text."""
+    if len(text) <= 40 and text.isascii() and text.isdigit() and str(int(text)) == text:
+        return int(text)
+    return text
 
 
 def _row(line: bytes) -> list[str]:
