@@ -89,6 +89,8 @@ class Listener:
     def close(self) -> None:
         """End all connections, and listen no more."""
         self._closed = True
+        # Closing alone would let others connect until the thread that accepts them looks again.
+        _shut(self._server)
         self._server.close()
         with self._lock:
             for connection in self._heard:

@@ -178,6 +178,14 @@ def introduce(agent: Agent) -> None:
                 kept,
                 lent,
             )
+    plain = agent.ids.plain
+    if config.sources and plain not in {agent.ids.namespace(one.name) for one in config.sources}:
+        log.warning(
+            "no [[source]] has the namespace '%s' that the store was made with: ids that come now "
+            "are of other samples, erased ones too; set namespace = '%s' where they are the same",
+            plain,
+            plain,
+        )
     names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
     log.info(
         "ready: reading %s; ask it by `fedkeep agent status --socket %s`",

@@ -14,7 +14,7 @@ import msgspec
 from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.core.errors import ConfigError, DataError
 
-_POLL_MS = 200
+_POLL_MS, _CHUNK_BYTES = 200, 1 << 16
 
 
 class Line(msgspec.Struct):
@@ -54,7 +54,7 @@ class LinesSource(Source):
     """The CSV column that holds the label; `id` is the optional column of names, all others are features in order."""
 
     def open(self) -> None:
-        """A pipe is opened without waiting for its writer, who may come later than the agent, or never."""
+        """Open a pipe without waiting for its writer, who may come later than the agent, or never."""
         self._parse: Callable[[bytes], Line | None] | None = None
         """How a line is read, once a line has shown it."""
         # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
@@ -67,15 +67,19 @@ class LinesSource(Source):
             raise ConfigError(
                 f"source '{self.name}' cannot read {self.path}: {error.strerror}"
             ) from error
-        self._file: IO[bytes] = os.fdopen(file, "rb", closefd=not from_stdin)
+        self._file: IO[bytes] = os.fdopen(file, "rb", buffering=0, closefd=not from_stdin)
+        self._reads = False
         self._is_stream = from_stdin or not stat.S_ISREG(os.fstat(file).st_mode)
 
     def run(self, intake: IngestQueue) -> None:
-        waiting = select.poll()
-        waiting.register(self._file, select.POLLIN)
-        while not intake.stopped and not waiting.poll(_POLL_MS):
-            pass  # a pipe has no writer yet
-        os.set_blocking(self._file.fileno(), True)
+        """Read to the end, or until the intake is stopped."""
+        self._reads = True
+        try:
+            self._read(intake)
+        finally:
+            self._reads = False
+
+    def _read(self, intake: IngestQueue) -> None:
         line = b""
         for line in self._lines(intake):
             if intake.stopped:
@@ -92,20 +96,41 @@ class LinesSource(Source):
             raise DataError(f"no line is JSON or a CSV header with the column '{self.label}'")
 
     def close(self) -> None:
-        """What a thread may still be waiting for, a stream, is left to the end of the process."""
-        if not self._is_stream:
+        """Close the file, unless a thread is still waiting for it: then it is left to the process."""
+        if not self._reads:
             self._file.close()
 
     def _lines(self, intake: IngestQueue) -> Iterator[bytes]:
         """Lines of bounded length; what is longer is no sample and is skipped without being held in memory."""
         limit = 4096 + 32 * intake.sample_bytes
-        while line := self._file.readline(limit):
-            if len(line) == limit and not line.endswith(b"\n"):
-                intake.refuse("oversized", self.name, line)
-                while line and not line.endswith(b"\n"):
-                    line = self._file.readline(limit)
-            elif line.strip():
-                yield line
+        pending, skips = b"", False
+        for chunk in self._chunks(intake):
+            *whole, pending = (pending + chunk).split(b"\n")
+            for line in whole:
+                if skips:
+                    skips = False  # its end, at last
+                elif len(line) >= limit:
+                    intake.refuse("oversized", self.name, line)
+                elif line.strip():
+                    yield line
+            if len(pending) >= limit and not skips:
+                intake.refuse("oversized", self.name, pending)
+                skips = True
+            pending = b"" if skips else pending
+        if pending.strip():
+            yield pending
+
+    def _chunks(self, intake: IngestQueue) -> Iterator[bytes]:
+        """What comes, until the stream ends or the intake is stopped; nothing is read ahead of that."""
+        waiting = select.poll()
+        waiting.register(self._file, select.POLLIN)
+        while not intake.stopped:
+            # A pipe may have no writer yet, or a silent one.
+            if waiting.poll(_POLL_MS):
+                chunk = os.read(self._file.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    return
+                yield chunk
 
     def _is_header(self, line: bytes) -> bool:
         """Learns from the first line that tells it how all are read; whether that line is a CSV's header.
