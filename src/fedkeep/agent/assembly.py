@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -190,6 +191,7 @@ def parse_config(table: Table) -> AgentConfig:
 def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
+    _try_model(config.model, shape)
     learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
     check_model(learner, shape, labels)
     privacy = privacy_options(config.privacy, config.device, config.gist)
@@ -303,7 +305,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
 
 def _model_name(model: Table) -> str:
     """What a model is known by: its table, with its file's content where it has one."""
-    table = dict(model)
+    table = {key: value for key, value in model.items() if key not in ("sha256", "load_seconds")}
     if "path" in model:
         path = Path(str(model["path"]))
         try:
@@ -311,6 +313,23 @@ def _model_name(model: Table) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
     return json.dumps(table, sort_keys=True, default=str)[:512]
+
+
+def _try_model(model: Table, shape: tuple[int, ...]) -> None:
+    """Runs a model's file once where it can do no harm, before it is loaded here."""
+    for key in ("sha256", "load_seconds"):
+        if key in model and "path" not in model:
+            raise ConfigError(f"[model] {key} is for a model from a file: give its path, too")
+    if "path" not in model:
+        return
+    from fedkeep.agent.model_trial import LOAD_SECONDS, try_model  # a megabyte for processes
+
+    sha256, seconds = model.get("sha256"), model.get("load_seconds", LOAD_SECONDS)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", str(sha256)):
+        raise ConfigError("[model] sha256 must be 64 hex digits, as sha256sum prints them")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"[model] load_seconds must be above 0, got {seconds!r}")
+    try_model(Path(str(model["path"])), sha256, shape, float(seconds))
 
 
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:

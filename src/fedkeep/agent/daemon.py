@@ -115,6 +115,11 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     ]
     for reading in readings:
         reading.start()
+
+    def commit() -> bool:
+        with agent.lock:
+            return agent.commit()
+
     frugality, voice, ended = (
         CpuThrottle(agent.config.agent.cpu_cap),
         ProgressLogger(agent),
@@ -128,13 +133,16 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
         judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
         frugality.after(judged)
-        if any(isinstance(error, ConfigError) for error in errors) or (done and not judged):
+        if any(isinstance(error, ConfigError) for error in errors):
+            break
+        # What the sources brought last must be on the disk, however long that takes.
+        if done and not judged and not len(agent.intake) and commit():
             break
     notify("STOPPING=1")
     agent.intake.stop()
     while agent.step(0.0):
         pass
-    written = agent.commit()
+    written = commit()
     last = time.monotonic() + _SETTLING_SECONDS
     for source, reading in zip(agent.config.sources, readings, strict=True):
         if source.settles:

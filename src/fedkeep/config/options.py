@@ -156,7 +156,8 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
     310
     """
     options = dict(model)
-    path = options.pop("path", None)
+    path, sha256 = options.pop("path", None), options.pop("sha256", None)
+    options.pop("load_seconds", None)
     name = str(options.pop("name", "softmax"))
     if path is None:
         options["last_layers"] = options.get("last_layers", 1) or None
@@ -167,4 +168,4 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
         )
     from fedkeep.learn.onnx_learner import OnnxLearner
 
-    return OnnxLearner(Path(str(path)))
+    return OnnxLearner(Path(str(path)), None if sha256 is None else str(sha256))
