@@ -37,7 +37,10 @@ class ConformanceError(AssertionError):
 
 
 def check_policy(policy: SelectionPolicy) -> list[str]:
-    """Runs a device with the policy through every law; returns their names or raises `ConformanceError`."""
+    """Run a device with the policy through every law.
+
+    Returns their names or raises `ConformanceError`.
+    """
     try:
         _play(policy, [7, 5], rounds=2)
     except FedkeepError as error:  # one sound number per sample
@@ -71,7 +74,10 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
 def _play(
     policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False
 ) -> list[int]:
-    """What a device stores after arrivals in chunks and a participation, `rounds` times over; first without g_hat."""
+    """Return what a device stores after arrivals and a participation, `rounds` times over.
+
+    First without g_hat.
+    """
     device, samples, start = _device(policy), _samples(sum(chunks) * rounds), 0
     for round_ in range(rounds):
         for chunk in chunks:
@@ -110,7 +116,7 @@ def _order(round_: int) -> TrainOrder:
 
 
 def _samples(n: int) -> Batch:
-    """Samples of which some come twice."""
+    """Return samples of which some come twice."""
     ids = np.random.default_rng(n).integers(0, max(1, 3 * n // 4), n)
     features = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
     return Batch(features[ids], ids % _LABELS, ids)
@@ -132,7 +138,9 @@ class SourceHarness(Protocol):
         """Put something on the stream that is no record."""
 
     def outstanding(self) -> int | None:
-        """Return the records that the stream still holds: sent, and neither deleted nor acknowledged.
+        """Return how many records the stream still holds.
+
+        Those are the ones that were sent, and neither deleted nor acknowledged.
 
         None for a stream without a way back, such as a pipe.
         """
@@ -170,7 +178,9 @@ def check_source(harness: SourceHarness, patience: float = 20.0) -> list[str]:
         sent = {id_: (x, y) for x, y, id_ in first}
         for one in arrived:
             x, y = sent[str(one.id)]
-            exact = one.x is not None and np.array_equal(one.x, np.array(x, np.float32)) and one.y == y
+            exact = (
+                one.x is not None and np.array_equal(one.x, np.array(x, np.float32)) and one.y == y
+            )
             _require(exact, "numbers and labels arrive as they were sent")
             _require(one.source == reader.source.name, "arrivals carry the source's name")
         if answers:
@@ -301,10 +311,11 @@ def _records(harness: SourceHarness, first: int, count: int) -> list[tuple[list[
 
 
 def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
-    """Checks the learner's measurements on a batch against each other and against finite differences.
+    """Check the learner's measurements against each other and against finite differences.
 
     >>> rng = np.random.default_rng(0)
-    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
+    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9),
+    np.arange(9))
     >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
     ['finite-differences', 'training']
     """
@@ -333,7 +344,8 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     _require_close(measured.losses().mean(), losses.mean(), "losses follow the logits")
     alone = learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction)
     _require(bool(np.allclose(alone, projections[:1], rtol=1e-4, atol=1e-6)), "one by one")
-    # Projections are compared with the change of each loss along the direction; the valued parameters stand last.
+    # Projections are compared with the change of each loss along the direction; the valued
+    # parameters stand last.
     step = 1e-2 / float(np.linalg.norm(direction))
     shift = np.zeros_like(model)
     shift[len(model) - len(direction) :] = np.float32(step) * direction

@@ -1,4 +1,4 @@
-"""What docs/agent.md promises of streams, tried on real processes whose disk, model or senders fail."""
+"""What docs/agent.md promises of streams, on real processes whose disk, model or senders fail."""
 
 import json
 import os
@@ -115,7 +115,9 @@ def test_with_a_full_disk_files_stay_and_nobody_is_answered(tmp_path: Path, end:
             everything = [*named, *(f"p{i}" for i in range(15)), *map(str, range(50))]
             assert eventually(lambda: held(tmp_path, everything) == 95)
             sender.settimeout(10.0)
-            fates = [msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"] for _ in range(10)]
+            fates = [
+                msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"] for _ in range(10)
+            ]
             assert fates == ["kept"] * 10
             assert eventually(lambda: not (folder / "a.npz").exists())
             with AgentClient(str(tmp_path / "a.sock")) as client:
@@ -128,7 +130,9 @@ def test_with_a_full_disk_files_stay_and_nobody_is_answered(tmp_path: Path, end:
             process.communicate()
             with running(tmp_path, "agent.toml"):
                 again = [*named[:20], *map(str, range(50))]
-                assert eventually(lambda: held(tmp_path, again) == 70), "what has a way back is back"
+                assert eventually(lambda: held(tmp_path, again) == 70), (
+                    "what has a way back is back"
+                )
                 assert eventually(lambda: not (folder / "a.npz").exists())
 
 
@@ -158,9 +162,7 @@ def test_until_sources_end_waits_for_the_disk(tmp_path: Path) -> None:
 def test_every_record_of_a_pipe_is_valued(tmp_path: Path) -> None:
     """`cat 100k.jsonl | agent`, with labels in turn: none is skipped, and no label is absent."""
     rows = np.random.default_rng(0).integers(-9, 9, (1000, 6)).tolist()
-    text = "".join(
-        f'{{"x": {rows[i % 1000]}, "y": {i % 3}, "id": {i}}}\n' for i in range(100_000)
-    )
+    text = "".join(f'{{"x": {rows[i % 1000]}, "y": {i % 3}, "id": {i}}}\n' for i in range(100_000))
     (tmp_path / "in.jsonl").write_text(text)
     write_config(tmp_path, '[[source]]\nkind = "lines"\n')
     with (tmp_path / "in.jsonl").open("rb") as file:
@@ -181,9 +183,7 @@ def test_every_record_of_a_pipe_is_valued(tmp_path: Path) -> None:
 
 
 def test_a_burst_to_an_idle_agent_is_valued_whole(tmp_path: Path) -> None:
-    write_config(
-        tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\n'
-    )
+    write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\n')
     with running(tmp_path, "agent.toml"):
         sender = _connect(f"unix://{tmp_path}/in.sock")
         for i in range(300):
@@ -211,9 +211,7 @@ def test_shocks_after_a_long_rest_are_kept(tmp_path: Path) -> None:
 
 def test_fifo_without_model_and_server_is_first_in_first_out(tmp_path: Path) -> None:
     text = BASE.replace("200_000", "100_000") + '[policy]\nname = "fifo"\n'
-    (tmp_path / "agent.toml").write_text(
-        text + '[[source]]\nkind = "lines"\npath = "in.jsonl"\n'
-    )
+    (tmp_path / "agent.toml").write_text(text + '[[source]]\nkind = "lines"\npath = "in.jsonl"\n')
     (tmp_path / "in.jsonl").write_text(lines(3000))
     code, said = outcome(tmp_path, "agent.toml", "--until-sources-end")
     assert code == 0
@@ -379,7 +377,8 @@ def test_nothing_that_came_reaches_the_terminal_as_it_is(tmp_path: Path) -> None
     (tmp_path / "in.jsonl").write_text(f"{record}\n{HOSTILE}\n{lines(3)}")
     write_config(
         tmp_path,
-        f'[[source]]\nkind = "lines"\npath = "in.jsonl"\n[[source]]\nkind = "folder"\npath = "{folder}"\n',
+        '[[source]]\nkind = "lines"\npath = "in.jsonl"\n'
+        f'[[source]]\nkind = "folder"\npath = "{folder}"\n',
     )
     said = ""
     with running(tmp_path, "agent.toml") as process:
@@ -456,7 +455,9 @@ def test_systemd_finds_no_mistake_in_the_agents_unit(tmp_path: Path) -> None:
 
 def test_the_queue_is_as_long_as_it_is_set(tmp_path: Path) -> None:
     write_config(
-        tmp_path, f'queue = 7\n[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "drop"\n'
+        tmp_path,
+        'queue = 7\n[[source]]\nkind = "socket"\noverload = "drop"\n'
+        f'address = "unix://{tmp_path}/in.sock"\n',
     )
     with running(tmp_path, "agent.toml") as process:
         sender = _connect(f"unix://{tmp_path}/in.sock")
@@ -472,5 +473,3 @@ def test_the_queue_is_as_long_as_it_is_set(tmp_path: Path) -> None:
         with AgentClient(str(tmp_path / "a.sock")) as client:
             counters = client.status().counters
     assert counters["skipped.drop"] == fates.count("skipped") > 0
-
-

@@ -19,7 +19,7 @@ FORM = SampleForm(np.dtype(np.float32), (2,))
 
 
 def overloaded(labels: list[int], limit: int = 64, every: int = 50) -> tuple[Counter[int], int]:
-    """How many of each label are valued where one arrival in `every` can be, and how many skipped."""
+    """How many of each label are valued where one in `every` can be, and how many skipped."""
     intake = IngestQueue(limit, FORM, calm_seconds=0.0, key=b"a key of a test.")
     fates: Counter[str] = Counter()
     valued: Counter[int] = Counter()
@@ -65,7 +65,8 @@ def test_in_a_burst_each_arrival_is_as_likely_as_any_other(
     total, n = kept.total(), len(labels)
     for run, (_, length) in enumerate(runs):
         share = length / n
-        # What is left of a burst is correlated by its last halving: a wide margin is five deviations.
+        # What is left of a burst is correlated by its last halving: a wide margin is five
+        # deviations.
         assert abs(kept[run] - share * total) <= 5 * (share * (1 - share) * total + 1) ** 0.5 + 1
 
 

@@ -37,7 +37,7 @@ def source(**table: Any) -> Source:
 def read(
     made: Source, count: int, refused: int = 0, fate: str = "kept"
 ) -> tuple[list[Arrival], dict[str, int]]:
-    """Runs a source in a thread until so many samples and refusals have come, acknowledging each."""
+    """Runs a source until so many samples and refusals have come, acknowledging each."""
     intake = IngestQueue(64, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)

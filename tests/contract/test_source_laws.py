@@ -1,4 +1,4 @@
-"""Every kind of source keeps the rule of `fedkeep.testing.check_source`, and sources that do not are found."""
+"""Every kind of source keeps the rule of `fedkeep.testing.check_source`; others are found."""
 
 import json
 import os

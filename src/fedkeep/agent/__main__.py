@@ -1,4 +1,7 @@
-"""The agent's own entry, without the command line's libraries: `python -m fedkeep.agent CONFIG.toml`."""
+"""The agent's own entry, without the command line's libraries.
+
+`python -m fedkeep.agent CONFIG.toml`.
+"""
 
 import logging
 import os
@@ -10,13 +13,17 @@ from fedkeep.protocol.printing import printable
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent; what its owner must correct ends in a sentence and exit code 2, what may pass in 1."""
+    """Run the agent.
+
+    What its owner must correct ends in a sentence and exit code 2, what may pass in 1.
+    """
     files = [word for word in arguments if not word.startswith("--")]
     flags = {word for word in arguments if word.startswith("--")}
     if len(files) != 1 or flags - {"--until-sources-end"}:
         sys.stderr.write("usage: python -m fedkeep.agent CONFIG.toml [--until-sources-end]\n")
         return 2
-    # Linear algebra of this size is fastest on one thread, and the other cores belong to the device.
+    # Linear algebra of this size is fastest on one thread, and the other cores belong to the
+    # device.
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
 _STATISTICS_SECONDS = 60.0
-"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
+"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them,
+never a sample."""
 _UNANSWERED = 10
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
 _BATCH = 64
@@ -37,14 +38,18 @@ _LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
 """How long a batch waits to fill, and a step while training pauses it."""
 _SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
-"""After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
+"""After so many, and whenever they have doubled, a device that no server has called values
+against their own mean."""
 _ASSIGNMENT = {"assignment.quotas", "assignment.label_weights", "assignment.mass_per_slot"}
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
 """How each `OfferResult` is counted and told."""
 
 
 class Agent:
-    """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
+    """Owns device, store and model.
+
+    All changes go through it, one at a time, and reach the disk together.
+    """
 
     def __init__(
         self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
@@ -96,7 +101,10 @@ class Agent:
         )
 
     def alive(self) -> bool:
-        """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
+        """Whether the stream is still valued: a watchdog asks.
+
+        Training may hold it up, and counts as life.
+        """
         return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
@@ -121,9 +129,12 @@ class Agent:
             self.counters.update(seen=caught_up, kept=caught_up)
 
     def _mended(self, found: State) -> State:
-        """The device's state with what is missing as in a new device, or as the stored samples tell it.
+        """Return the device's state, completed where it lacks something.
 
-        A division of slots that is not one of this store's, whose budget may be another now, is left out.
+        What is missing is as in a new device, or as the stored samples have it.
+
+        A division of slots that is not one of this store's, whose budget may be another now, is
+        left out.
         """
         notes, room = list(self.store.records.values()), self.device.capacity
         following = max((note.arrival for note in notes), default=-1) + 1
@@ -150,7 +161,10 @@ class Agent:
         return {name: array for name, array in state.items() if name not in gone}
 
     def step(self, timeout: float) -> int:
-        """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
+        """Values one batch if there is one, and commits if it is time.
+
+        Returns how many samples were judged.
+        """
         if self.disk_error:
             self._try_disk(timeout)
             return 0
@@ -176,7 +190,10 @@ class Agent:
         return len(arrivals)
 
     def _try_disk(self, timeout: float) -> None:
-        """Commits what waits for the disk once it is time to try; nothing new is valued until then."""
+        """Commit what waits for the disk once it is time to try.
+
+        Nothing new is valued until then.
+        """
         now = self._last_step = time.monotonic()
         if now < self._next_try:
             self.intake.wait_stopped(min(timeout, _PAUSE_SECONDS))
@@ -230,7 +247,10 @@ class Agent:
         return [_FATES[fate] for fate in outcome.fates.tolist()]
 
     def _value_alone(self) -> None:
-        """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""
+        """Give a policy that wants values a direction before any server does.
+
+        The mean gradient of all that came.
+        """
         device, seen = self.device, self.device.window.count
         if self.model_date.round >= 0 or device.model is None or not device.policy.uses_direction:
             return
@@ -281,7 +301,10 @@ class Agent:
         return True
 
     def _write(self, *, whole: bool, wipe: bool = False) -> None:
-        """Writes samples, and all else where the commit is whole; raises OSError where the disk does not take them."""
+        """Write samples, and all else where the commit is whole.
+
+        Raises OSError where the disk does not take them.
+        """
         parts = self._parts | self.door.kept(under_way=False)
         self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
         if whole:
@@ -292,7 +315,7 @@ class Agent:
         reason = error.strerror or type(error).__name__
         if reason != self.disk_error:
             log.error(
-                "the store cannot be written (%s): %d samples wait in memory, and so do all sources",
+                "the store cannot be written (%s): %d samples wait in memory, and all sources wait",
                 reason,
                 self._judged,
             )
@@ -302,7 +325,7 @@ class Agent:
         self.intake.hold(held=True)
 
     def _commit_wiped(self) -> bool:
-        """Puts a removal on the disk with its free space overwritten, or takes it back where that fails.
+        """Put a removal on the disk with its free space overwritten, or take it back.
 
         Arrivals were committed before the removal began, so that none of them is taken back.
         """
@@ -318,7 +341,7 @@ class Agent:
         return True
 
     def remove_expired(self) -> int:
-        """Removes and overwrites what is older than the TTL."""
+        """Remove and overwrites what is older than the TTL."""
         with self.lock:
             days, now = self.config.store.ttl_days, self.store.clock.now()
             expired = [
@@ -336,7 +359,9 @@ class Agent:
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
-        """Removes samples from file, log and free space, and starts gist and estimates anew, which may know of them.
+        """Remove samples from file, log and free space.
+
+        Gist and estimates, which may know of them, start anew.
 
         Models that learned from them stay as they are.
         """
@@ -362,17 +387,20 @@ class Agent:
         return erased
 
     def participate(self, order: TrainOrder) -> Report:
-        """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
+        """Trains on what is stored and adopts the order's model.
+
+        The report leaves only once all is on the disk.
+        """
         self.door.require_clear()
         return self.door.release(self._take_part(order), order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Takes part in a secure sum: the report stays here for masking, the answer is keys."""
+        """Take part in a secure sum: the report stays here for masking, the answer is keys."""
         agreed = self.door.terms(terms)
         return self.door.hold(self.door.release(self._take_part(order), order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
-        """The answer to a later exchange of a secure sum."""
+        """Return the answer to a later exchange of a secure sum."""
         return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
@@ -401,11 +429,11 @@ class Agent:
             raise RejectedError("disk", "the store cannot be written; nothing was sent")
 
     def profile(self) -> Profile:
-        """What the device declares to the server in the clear, as far as it may."""
+        """Return what the device declares to the server in the clear, as far as it may."""
         return self.door.profile(self._declared)
 
     def encrypted_profile(self, request: ProfileRequest) -> bytes:
-        """The same, for the key-holder alone."""
+        """Return the same, for the key-holder alone."""
         return self.door.sealed_profile(request, self._declared)
 
     def _declared(self) -> tuple[Profile, float]:

@@ -1,4 +1,4 @@
-"""What sources hand to the agent, the bounded queue in which it waits, and what of it is a sample."""
+"""What sources hand to the agent, the queue in which it waits, and what of it is a sample."""
 
 import logging
 import math
@@ -37,7 +37,8 @@ class Arrival:
     """
 
     x: Any
-    """Anything a source read; in the queue, an array of the samples' form, or None if it is none."""
+    """Anything a source read; in the queue, an array of the samples' form, or None if it is
+    none."""
     y: Any
     id: Any
     source: str
@@ -46,7 +47,10 @@ class Arrival:
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
 
     def answer(self, fate: str) -> None:
-        """Give the sender the sample's fate, if it wants to know; its troubles are not the agent's."""
+        """Give the sender the sample's fate, if it wants to know.
+
+        Its troubles are not the agent's.
+        """
         try:
             if self.acknowledge is not None:
                 self.acknowledge(fate)
@@ -63,7 +67,7 @@ _short.maxstring = _short.maxother = _short.maxlong = _BYTES
 
 
 class IngestQueue:
-    """A bounded queue between sources and agent that waits, thins the stream or drops when it is full.
+    """A bounded queue between sources and agent: when it is full, it waits, thins or drops.
 
     `sample` keeps an even sample, however labels and ids follow each other: each arrival draws a
     keyed hash of its place in the stream, and one of `stride` is let in. When the queue is full,
@@ -158,7 +162,10 @@ class IngestQueue:
         return True
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
-        """Count what could not even be read as a sample, and keep how it began; 0: only keep that."""
+        """Count what could not even be read as a sample, and keep how it began.
+
+        With a count of 0 it is only kept.
+        """
         record = RefusedRecord(time.time(), source, reason, _shown(raw))
         with self._changed:
             self.refused.append(record)
@@ -201,13 +208,16 @@ class IngestQueue:
             self._changed.notify_all()
 
     def _next_draw(self) -> int:
-        """A 64-bit hash of the arrival's place in the stream, which nobody without the key knows."""
+        """Return a 64-bit hash of the arrival's place in the stream; it takes the key to know it."""
         self._offered += 1
         place = self._offered.to_bytes(8, "little")
         return int.from_bytes(blake2b(place, digest_size=8, key=self._key).digest(), "little")
 
     def _is_chosen(self, arrival: Arrival) -> bool:
-        """Whether the present rate lets an arrival in; those of a higher rate are among those of a lower."""
+        """Whether the present rate lets an arrival in.
+
+        Those of a higher rate are among those of a lower.
+        """
         return arrival.draw < _DRAWS // self.stride
 
     def _thin(self) -> list[Arrival]:
@@ -238,7 +248,7 @@ def queue_limit(form: SampleForm) -> int:
 
 
 def _shown(raw: Any) -> str:
-    """The beginning of anything at all, as text."""
+    """Return the beginning of anything at all, as text."""
     if isinstance(raw, bytes | bytearray | memoryview):
         return bytes(raw[:_BYTES]).decode(errors="backslashreplace")
     try:
@@ -261,15 +271,21 @@ class Source:
     name: str
     """How messages, `why` and `erase --source` call it."""
     namespace: str | None = field(default=None, kw_only=True)
-    """Ids are the same sample only within a namespace; None: the source's name. Sources that name one share it."""
+    """Ids are the same sample only within a namespace; None: the source's name. Sources that
+    name one share it."""
     overload: Overload = field(default="wait", kw_only=True)
-    """When the agent cannot keep up: `wait` holds the stream back, `sample` values an even sample of it, `drop` drops what comes meanwhile."""
+    """When the agent cannot keep up: `wait` holds the stream back, `sample` values an even
+    sample of it, `drop` drops what comes meanwhile."""
 
     settles: ClassVar[bool] = False
-    """Whether `run` has work of its own left once the last fates are on the disk, and is waited for."""
+    """Whether `run` has work of its own left once the last fates are on the disk, and is waited
+    for."""
 
     def set_device(self, name: str) -> None:
-        """Take a name for this device, the same after a restart; the agent gives it before `open`."""
+        """Take a name for this device, the same after a restart.
+
+        The agent gives it before `open`.
+        """
 
     def open(self) -> None:
         """Fail at once if the stream cannot be had."""
@@ -312,9 +328,12 @@ class Source:
 
 
 class OutlierFilter:
-    """How large samples usually are, by the largest number of each: what is far beyond would outweigh all others.
+    """How large samples usually are, by the largest number of each.
 
-    The usual is a median of what came before, or at first of what came together, refused samples included, so that a
+    What is far beyond would outweigh all others.
+
+    The usual is a median of what came before, or at first of what came together, refused samples
+    included, so that a
     stream whose scale really changes is believed after a while.
     """
 

@@ -43,7 +43,10 @@ class Listener:
         self._closed = False
 
     def start(self, serve: Callable[[socket.socket], None]) -> None:
-        """Listen in a thread until it is closed; nothing that goes wrong with a connection ends it."""
+        """Listen in a thread until it is closed.
+
+        Nothing that goes wrong with a connection ends it.
+        """
         self._server.settimeout(_PAUSE)
         threading.Thread(target=self._listen, args=(serve,), daemon=True).start()
 
@@ -77,7 +80,7 @@ class Listener:
                 self._proven.add(connection)
 
     def _rank(self, connection: socket.socket) -> tuple[bool, float]:
-        """The lowest makes room first."""
+        """Return the lowest makes room first."""
         return connection in self._proven, self._heard[connection]
 
     def _end(self, connection: socket.socket) -> None:
@@ -115,7 +118,10 @@ def _shut(connection: socket.socket) -> None:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A Unix socket that only its owner may use; a file left over from a dead process is replaced."""
+    """Return a Unix socket that only its owner may use.
+
+    A file left over from a dead process is replaced.
+    """
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(
             f"the path of a socket has at most {_LONGEST_PATH} bytes, not as many as {path}"

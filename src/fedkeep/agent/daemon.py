@@ -1,4 +1,7 @@
-"""The agent's life as a process: start everything, value until told to stop, stop everything, and say so."""
+"""The agent's life as a process.
+
+Start everything, value until told to stop, stop everything, and say so.
+"""
 
 import ctypes
 import gc
@@ -33,7 +36,7 @@ _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 
 
 class CpuThrottle:
-    """Keeps the process to a share of one core by resting after work, and gives memory back once a burst is over.
+    """Keeps the process to a share of one core, and gives memory back once a burst is over.
 
     The allocator alone would keep what is free.
     """
@@ -54,6 +57,7 @@ class CpuThrottle:
             self._start = time.process_time()
 
     def give_back(self) -> None:
+        """Give free memory back to the system."""
         self._judged = 0
         gc.collect()
         if self._trim is not None:
@@ -61,7 +65,10 @@ class CpuThrottle:
 
 
 def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, once: bool) -> None:
-    """Reads a source in a thread of its own: what it cannot foresee it tries again, but for a wrong configuration."""
+    """Read a source in a thread of its own.
+
+    What it cannot foresee it tries again, but for a wrong configuration.
+    """
     pause = 1.0
     while not intake.stopped:
         try:
@@ -82,7 +89,7 @@ def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, on
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
-    """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    """Run the agent until a signal asks it to stop, or until all sources have ended."""
     if until_sources_end and not config.sources:
         raise ConfigError(
             "there is no [[source]] that could end: add one, or leave --until-sources-end out"
@@ -163,14 +170,15 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
 
 
 def introduce(agent: Agent) -> None:
-    """What this agent is, how many samples fit, and what it waits for."""
+    """Return what this agent is, how many samples fit, and what it waits for."""
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
     log.info(
-        "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
-        config.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
-        agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
+        "policy %s (%s), model %s, samples of %s %s and %d labels; "
+        "room for %d samples in %d bytes, %d each; %d stored",
+        config.policy_name, config.preset, model, shape, config.samples.dtype,
+        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
@@ -212,7 +220,7 @@ class ProgressLogger:
         self._live = sys.stderr.isatty()
 
     def speak(self) -> None:
-        """Called often; says something where there is something to say and it is time."""
+        """Log or show what has changed, if it is time; called often."""
         now = time.monotonic()
         if self._live and now >= self._next_live:
             self._next_live = now + _LIVE_SECONDS
@@ -227,7 +235,10 @@ class ProgressLogger:
         notify(f"STATUS={self._summary()}")
 
     def conclude(self) -> str:
-        """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
+        """Says what came of it all.
+
+        Returns what was wrong with the records, where not one of them was sound.
+        """
         if self._live:
             sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
@@ -249,7 +260,7 @@ class ProgressLogger:
 
 
 def _refusals(counts: Counter[str]) -> str:
-    """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
+    """Return what was wrong with records, by reason: not that a sample's score was too low."""
     wrong = sorted(
         name for name in counts if name.startswith("refused.") and name != "refused.score"
     )
@@ -257,7 +268,10 @@ def _refusals(counts: Counter[str]) -> str:
 
 
 def notify(message: str) -> None:
-    """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
+    """Send a line such as `READY=1` to systemd.
+
+    A listener that is gone is no fault of the agent.
+    """
     if address := os.environ.get("NOTIFY_SOCKET", ""):
         with (
             suppress(OSError),
@@ -269,7 +283,7 @@ def notify(message: str) -> None:
 
 
 def watch(alive: Callable[[], bool]) -> threading.Event:
-    """Tells systemd, if it watches this process, that the agent is alive for as long as it is, or until the event."""
+    """Notify systemd, if it watches this process, for as long as the agent is alive."""
     ended, period = threading.Event(), os.environ.get("WATCHDOG_USEC", "")
     meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
 

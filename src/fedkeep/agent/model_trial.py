@@ -10,7 +10,8 @@ import numpy as np
 from fedkeep.core.errors import ConfigError
 
 LOAD_SECONDS = 60.0
-"""How long a model may take to be loaded and to see one sample, where the configuration says nothing."""
+"""How long a model may take to be loaded and to see one sample, where the configuration says
+nothing."""
 _WORDS = 600
 """Of what the trial said, at most so many letters are repeated."""
 
@@ -51,8 +52,8 @@ def try_model(path: Path, sha256: str | None, shape: tuple[int, ...], seconds: f
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"the model {path} did not value one sample in {seconds:g} seconds: it may loop without "
-            "end; export it anew, or set [model] load_seconds if this device is that slow"
+            f"the model {path} did not value one sample in {seconds:g} seconds: it may loop "
+            "without end; export it anew, or set [model] load_seconds if this device is that slow"
         ) from None
     except OSError as error:
         raise ConfigError(

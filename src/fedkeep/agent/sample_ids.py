@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from fedkeep.core.types import State
 
 _HASHED = 1 << 62
-"""Numbers from here on are hashes, so that no whole number that a sender chooses can be another's hash."""
+"""Numbers from here on are hashes, so that no whole number that a sender chooses can be
+another's hash."""
 _LARGEST = 1 << 63
 
 
@@ -106,7 +108,10 @@ class SampleIds:
         return found
 
     def before(self, given: Any, content: bytes) -> int | None:
-        """Return the number that an earlier version gave; None where none has written this store."""
+        """Return the number that an earlier version gave.
+
+        None where none has written this store.
+        """
         return sample_id(given, content) if self.earlier else None
 
     def matches(
@@ -161,14 +166,12 @@ def _is_plain(given: Any) -> bool:
 
 
 def _forms(text: str) -> list[Any]:
-    """The ids that are written like this text."""
+    """Return the ids that are written like this text."""
     forms: list[Any] = [text, text.encode(errors="surrogatepass")]
     if len(text) <= 40 and text.isascii() and text.removeprefix("-").isdigit():
         forms += [int(text)] * (str(int(text)) == text)
-    try:
+    with suppress(ValueError):
         forms += [float(text)] * (repr(float(text)) == text)
-    except ValueError:
-        pass
     return forms
 
 

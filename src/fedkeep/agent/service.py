@@ -1,4 +1,7 @@
-"""What the agent answers: its local API, one message after another on a Unix socket, and its metrics."""
+"""What the agent answers.
+
+Its local API, one message after another on a Unix socket, and its metrics.
+"""
 
 import logging
 import socket
@@ -38,15 +41,17 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
 _GIST = {
     "worth": "Samples that the gist is worth",
-    "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
+    "arrivals": "Arrivals since the device last took part, not yet in the gist",
     "bytes": "Bytes of the gist at rest, with the sums over those arrivals",
     "trust": "How much of the gist was used when the device last took part",
-    "likeness": "How alike a sample's gradients were then under the device's old model and the new one",
+    "likeness": "How alike a sample's gradients were then under the old model and the new one",
     "reach": "The correction's length then over that of the stored samples' gradient",
 }
 
 
 class Service:
+    """The agent's local API on its Unix socket."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
@@ -54,6 +59,7 @@ class Service:
         self._listener.start(self._serve)
 
     def close(self) -> None:
+        """Answer nobody any more."""
         self._path.unlink(missing_ok=True)
         self._listener.close()
 
@@ -67,7 +73,7 @@ class Service:
             send_frame(connection, to_bytes(told.Failed(refusal.reason, refusal.detail)))
 
     def answer(self, payload: bytes) -> told.Reply:
-        """The reply to one request; a request that cannot be met is answered with the reason."""
+        """Return the reply to one request, or the reason why it cannot be met."""
         agent = self._agent
         try:
             request: told.Request = from_bytes(payload, told.Request)
@@ -115,7 +121,7 @@ class Service:
             return told.Erased(self._agent.erase(ids))
 
     def _reasons(self, name: str, namespace: str | None) -> told.Reasons:
-        """The decisions on every sample whose id is written like this, oldest first."""
+        """Return the decisions on every sample whose id is written like this, oldest first."""
         store = self._agent.store
         numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
         found = {reason for id_ in numbers for reason in store.log.about(id_)}
@@ -124,12 +130,15 @@ class Service:
         return told.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
 
     def _numbers(self, name: str, namespace: str | None) -> set[int]:
-        """The numbers of all ids that are written like this, here or in one namespace."""
+        """Return the numbers of all ids that are written like this, here or in one namespace."""
         sources = {note.source for note in self._agent.store.records.values() if note.source}
         return self._agent.ids.matches(name, sources, namespace)
 
     def _evaluate(self, model: Vector) -> told.Evaluated:
-        """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
+        """Losses summed and labels right.
+
+        On held-out samples where the operator gave some, else on what is stored.
+        """
         agent, learner = self._agent, self._agent.device.learner
         screen_parameters(model, learner.size, "model")
         if self._held_out is not None:
@@ -147,7 +156,7 @@ class Service:
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
-    """The samples of the file that `held_out` names, all of them sound."""
+    """Return the samples of the file that `held_out` names, all of them sound."""
     path, form = agent.config.agent.held_out, agent.config.samples
     if not path:
         return None
@@ -165,6 +174,7 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
 
 
 def summarise(agent: Agent) -> told.Status:
+    """Return the numbers that people and monitors ask for."""
     with agent.lock:
         device, store, gist = agent.device, agent.store, agent.device.gist
         scores, received, spending = (
@@ -204,7 +214,7 @@ def summarise(agent: Agent) -> told.Status:
 
 
 def vitals(agent: Agent) -> told.DeviceStats:
-    """The store in the few numbers that a fleet's page shows."""
+    """Return the store in the few numbers that a fleet's page shows."""
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
@@ -217,6 +227,7 @@ def vitals(agent: Agent) -> told.DeviceStats:
 
 
 def stored_summary(agent: Agent) -> told.StoredSummary:
+    """Return what is stored, by label."""
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
     cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
@@ -237,6 +248,7 @@ class Collector:
     agent: Agent
 
     def collect(self) -> "Iterator[Metric]":
+        """Yield every metric as it is now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = summarise(self.agent)
@@ -302,9 +314,10 @@ class Collector:
 
 
 def serve_metrics(agent: Agent) -> Callable[[], None]:
-    """Starts the endpoint and returns what stops it; without a port there is none.
+    """Start the endpoint and returns what stops it; without a port there is none.
 
-    Not by the client library's own server: it would take as many connections as come, and descriptors are few.
+    Not by the client library's own server: it would take as many connections as come, and
+    descriptors are few.
     """
     options = agent.config.metrics
     if not options.port:

@@ -50,7 +50,8 @@ def run(
         str(config),
         *["--until-sources-end"] * until_sources_end,
     ]
-    # The command line's own libraries would stay in memory for as long as the agent runs, so it starts anew.
+    # The command line's own libraries would stay in memory for as long as the agent runs, so it
+    # starts anew.
     os.execve(sys.executable, arguments, {"MALLOC_ARENA_MAX": "1", **os.environ})
 
 
@@ -143,7 +144,10 @@ def erase(
     namespace: Namespace = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
-    """Remove samples for good, from the file and from its free space; conditions given together must all hold."""
+    """Remove samples for good, from the file and from its free space.
+
+    Conditions given together must all hold.
+    """
     first, last = (None if time is None else time.timestamp() for time in (since, until))
     request = Erase(id_, label, source, first, last, namespace)
     if namespace is not None and id_ is None:
@@ -156,13 +160,13 @@ def erase(
 
 
 def _print(*lines: str) -> None:
-    """Prints lines as they are: no markup, no wrapping, nothing that a terminal would obey."""
+    """Print lines as they are: no markup, no wrapping, nothing that a terminal would obey."""
     console = Console(soft_wrap=True, markup=False, emoji=False, highlight=False)
     console.print(*map(printable, lines), sep="\n")
 
 
 def _privacy(now: Status) -> list[str]:
-    """What was spent of the privacy budget, where there is an account of it."""
+    """Return what was spent of the privacy budget, where there is an account of it."""
     budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
     return (
         []
@@ -172,7 +176,7 @@ def _privacy(now: Status) -> list[str]:
 
 
 def gist(now: GistStatus) -> str:
-    """What the gist is worth, does and takes, as a sentence."""
+    """Return what the gist is worth, does and takes, as a sentence."""
     known = f"worth {now.worth:.1f} samples" if now.worth else "nothing known yet"
     percents = {"trust": now.trust, "likeness": now.likeness, "reach": now.reach}
     did = "".join(
@@ -190,7 +194,10 @@ def explain(decision: Reason, id_: int) -> str:
             "random key",
             f": label {decision.label} had its slots, with higher keys in all of them",
         )
-        way = ": the label most above its target gave its lowest key away, of a sample already trained on first"
+        way = (
+            ": the label most above its target gave its lowest key away, "
+            "of a sample already trained on first"
+        )
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
@@ -198,7 +205,9 @@ def explain(decision: Reason, id_: int) -> str:
         return f"replaced by sample {decision.id}{score} {under}{way}"
     sentences = {
         "kept": f"kept{score}: there was room for label {decision.label}, {under}",
-        "replaced": f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}",
+        "replaced": (
+            f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
+        ),
         "refreshed": f"seen again; value renewed to {value} {under}",
         "refused": f"refused{score}{floor} {under}{full}",
         "erased": "erased on request; nothing else is known of it",

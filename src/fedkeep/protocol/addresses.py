@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Address:
+    """A host and a port."""
+
     host: str
     port: int
 
@@ -34,7 +36,8 @@ class Address:
 def is_loopback(host: str) -> bool:
     """Whether what is said to this host stays on this machine.
 
-    >>> [host for host in ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example") if is_loopback(host)]
+    >>> [host for host in ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example") if
+    is_loopback(host)]
     ['localhost', '127.1.2.3', '::1']
     """
     try:

@@ -1,4 +1,7 @@
-"""Where samples come from: one file per kind of source but the shortest, and the table that finds them by name."""
+"""Where samples come from.
+
+One file per kind of source but the shortest, and the table that finds them by name.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, is_dataclass

@@ -28,14 +28,17 @@ _UNFINISHED = {".tmp", ".part", ".partial", ".new", ".swp", ".crdownload"}
 """How programs name what they are still writing."""
 _QUARANTINE, _DONE = "refused", "done"
 _MOSTLY = 0.5
-"""A file of which more than this share is no sample was made for something else, or the labels are set wrongly."""
+"""A file of which more than this share is no sample was made for something else, or the labels
+are set wrongly."""
 _NOT_THE_FILES_FAULT = ("refused.score", "refused.erased")
 _Identity = tuple[int, int, int, int]
 
 
 @dataclass
 class FolderSource(Source):
-    """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,). Write under another suffix, then rename to .npz.
+    """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,).
+
+    Write under another suffix, then rename to .npz.
 
     A file stays where it is until the fate of all its samples is on the disk. One that cannot be
     read, or of which most records are no samples, is never deleted: it is moved to the folder
@@ -45,7 +48,8 @@ class FolderSource(Source):
     path: str
     """The folder."""
     afterwards: Literal["delete", "keep"] = "delete"
-    """What becomes of a file once all its samples are judged; `keep` moves it to the folder `done`."""
+    """What becomes of a file once all its samples are judged; `keep` moves it to the folder
+    `done`."""
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
 
@@ -75,7 +79,7 @@ class FolderSource(Source):
                 intake.wait_stopped(_POLL_SECONDS)
 
     def _files(self, intake: IngestQueue) -> list[Path]:
-        """The files to be read, by name; the others are named once for each suffix."""
+        """Return the files to be read, by name; the others are named once for each suffix."""
         if not self._folder.is_dir():
             raise DataError(f"the folder {self._folder} is gone")
         files, others = [], dict[str, list[Path]]()
@@ -151,7 +155,7 @@ class FolderSource(Source):
     def _judged(
         self, x: AnyArray, y: AnyArray, ids: AnyArray | None, intake: IngestQueue
     ) -> Counter[str] | None:
-        """The fates of all samples, once they are on the disk; None if the agent stops before."""
+        """Return all samples' fates, once they are on the disk; None if the agent stops before."""
         fates: Counter[str] = Counter()
         settled = threading.Condition()
 
@@ -173,7 +177,7 @@ class FolderSource(Source):
         return fates
 
     def _put_away(self, file: Path, identity: _Identity, fates: Counter[str]) -> None:
-        """Removes or keeps a file that is done with, or sets it aside with a report."""
+        """Remove or keeps a file that is done with, or sets it aside with a report."""
         count = fates.total()
         wrong = Counter(
             {
@@ -192,7 +196,7 @@ class FolderSource(Source):
     def _quarantine(
         self, file: Path, identity: _Identity, records: int, wrong: Counter[str], detail: str
     ) -> None:
-        """Moves a file to where it is not read again, with a report of what was wrong beside it."""
+        """Move a file to where it is not read again, with a report of what was wrong beside it."""
         target = self._move(file, identity, _QUARANTINE)
         if target is None:
             return
@@ -220,7 +224,7 @@ class FolderSource(Source):
             log.warning("source '%s': no report on %s (%s)", self.name, file.name, error.strerror)
 
     def _move(self, file: Path, identity: _Identity, folder: str | None) -> Path | None:
-        """Puts a file into a folder beside whatever has its name there, or removes it.
+        """Put a file into a folder beside whatever has its name there, or removes it.
 
         Returns where it is now. What has been written under its name meanwhile is a new file, and
         stays to be read.
@@ -252,7 +256,7 @@ class FolderSource(Source):
 
 @contextmanager
 def _claimed(file: Path) -> Iterator[_Identity | None]:
-    """Keeps a file from being read by another source; None where another has it, or it is gone."""
+    """Keep a file from being read by another source; None where another has it, or it is gone."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -273,7 +277,7 @@ def _claimed(file: Path) -> Iterator[_Identity | None]:
 
 
 def _identity(file: Path) -> _Identity | None:
-    """What tells a file from another that has its name later; None where there is none."""
+    """Return what tells a file from another that has its name later; None where there is none."""
     try:
         return _identity_of(file.stat())
     except OSError:
@@ -289,7 +293,10 @@ _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
 
 
 def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
-    """The arrays of an archive; Python objects are no arrays here. A damaged one may raise anything."""
+    """Return the arrays of an archive; Python objects are no arrays here.
+
+    A damaged one may raise anything.
+    """
     from zipfile import (  # a megabyte that other agents do not need
         ZIP_DEFLATED,
         ZIP_STORED,

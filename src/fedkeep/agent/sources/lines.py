@@ -43,21 +43,25 @@ class LinesSource(Source):
     A file or pipe has no way back: it waits while the agent cannot keep up, and whoever writes into
     a pipe is held back.
 
-    A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y` and `id`.
+    A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y`
+    and `id`.
     """
 
     path: str = "-"
     """A file or named pipe; "-" is standard input."""
     format: Literal["json", "csv"] | None = None
-    """None: CSV if the path ends in .csv, else as the first line tells that begins with a brace or names the label."""
+    """None: CSV if the path ends in .csv, else as the first line tells that begins with a brace
+    or names the label."""
     label: str = "y"
-    """The CSV column that holds the label; `id` is the optional column of names, all others are features in order."""
+    """The CSV column that holds the label; `id` is the optional column of names, all others are
+    features in order."""
 
     def open(self) -> None:
-        """Open a pipe without waiting for its writer, who may come later than the agent, or never."""
+        """Open a pipe without waiting for its writer, who may come later, or never."""
         self._parse: Callable[[bytes], Line | None] | None = None
         """How a line is read, once a line has shown it."""
-        # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when the agent stops.
+        # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when
+        # the agent stops.
         from_stdin = self.path == "-"
         try:
             file = (
@@ -96,12 +100,18 @@ class LinesSource(Source):
             raise DataError(f"no line is JSON or a CSV header with the column '{self.label}'")
 
     def close(self) -> None:
-        """Close the file, unless a thread is still waiting for it: then it is left to the process."""
+        """Close the file, unless a thread is still waiting for it.
+
+        Then it is left to the process.
+        """
         if not self._reads:
             self._file.close()
 
     def _lines(self, intake: IngestQueue) -> Iterator[bytes]:
-        """Lines of bounded length; what is longer is no sample and is skipped without being held in memory."""
+        """Lines of bounded length.
+
+        What is longer is no sample and is skipped without being held in memory.
+        """
         limit = 4096 + 32 * intake.sample_bytes
         pending, skips = b"", False
         for chunk in self._chunks(intake):
@@ -121,7 +131,10 @@ class LinesSource(Source):
             yield pending
 
     def _chunks(self, intake: IngestQueue) -> Iterator[bytes]:
-        """What comes, until the stream ends or the intake is stopped; nothing is read ahead of that."""
+        """Return what comes, until the stream ends or the intake is stopped.
+
+        Nothing is read ahead of that.
+        """
         waiting = select.poll()
         waiting.register(self._file, select.POLLIN)
         while not intake.stopped:
@@ -133,9 +146,12 @@ class LinesSource(Source):
                 yield chunk
 
     def _is_header(self, line: bytes) -> bool:
-        """Learns from the first line that tells it how all are read; whether that line is a CSV's header.
+        """Learns from the first line that tells it how all are read.
 
-        A stream may begin with anything, so nothing there ends the source. A file without its column is a mistake.
+        Whether that line is a CSV's header.
+
+        A stream may begin with anything, so nothing there ends the source. A file without its
+        column is a mistake.
         """
         is_csv = self.path.endswith(".csv") if self.format is None else self.format == "csv"
         if self.format == "json" or (not is_csv and line.lstrip().startswith(b"{")):
@@ -169,14 +185,17 @@ class LinesSource(Source):
 
 
 def _csv_id(text: str) -> int | str:
-    """A CSV has no types: digits as a whole number is written are that number, all else is text."""
+    """Return the id of a CSV, which has no types: what is written like a whole number is one."""
     if len(text) <= 40 and text.isascii() and text.isdigit() and str(int(text)) == text:
         return int(text)
     return text
 
 
 def _row(line: bytes) -> list[str]:
-    """The fields of one line, none if it has none; each line is one record, so that a stray quote costs no other."""
+    """Return the fields of one line, none if it has none.
+
+    Each line is one record, so that a stray quote costs no other.
+    """
     try:
         return next(csv.reader([line.decode(errors="replace").rstrip("\r\n")], strict=True), [])
     except csv.Error:

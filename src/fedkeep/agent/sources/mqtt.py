@@ -1,4 +1,7 @@
-"""Samples from an MQTT broker, JSON as in `lines`; a message is acknowledged once its sample's fate is on the disk."""
+"""Samples from an MQTT broker, JSON as in `lines`.
+
+A message is acknowledged once its sample's fate is on the disk.
+"""
 
 import logging
 import queue
@@ -39,9 +42,11 @@ class MqttSource(Source):
     port: int = 1883
     """Of the broker, which may come later than the agent."""
     protocol: Literal["5", "3.1.1"] = "5"
-    """The version of MQTT. By 5 the broker itself holds back messages that are too long or too many."""
+    """The version of MQTT. By 5 the broker itself holds back messages that are too long or too
+    many."""
     client_id: str | None = None
-    """The broker keeps unacknowledged messages for this name; None: one of this device and source, which no other has."""
+    """The broker keeps unacknowledged messages for this name; None: one of this device and
+    source, which no other has."""
     username: str | None = None
     password_file: str | None = None
     """A file with the password, if the broker wants one."""
@@ -54,12 +59,14 @@ class MqttSource(Source):
     max_bytes: int | None = None
     """The longest message that is read; None: what the numbers of a sample can take as JSON."""
     overload: Overload = field(default="sample", kw_only=True)
-    """When the agent cannot keep up: `wait` holds the broker back, `sample` values an even sample, `drop` drops what comes meanwhile."""
+    """When the agent cannot keep up: `wait` holds the broker back, `sample` values an even
+    sample, `drop` drops what comes meanwhile."""
 
     def __post_init__(self) -> None:
         if not self.topic or not re.fullmatch(r"(([^#+/\0]*|\+)/)*([^#+/\0]*|\+|#)", self.topic):
             raise ValueError(
-                f"topic must be levels apart by /, with + for one or # for the rest, got {self.topic!r}"
+                "topic must be levels apart by /, with + for one or # for the rest, "
+                f"got {self.topic!r}"
             )
         check_range(self, "port", least=1, most=65535)
         check_range(self, "max_bytes", least=1)
@@ -147,7 +154,7 @@ class MqttSource(Source):
         self._client.disconnect()
 
     def _name(self) -> str:
-        """The client id: the given one, or one that no other device and no other source has."""
+        """Return the client id: the given one, or one of this device and source alone."""
         return self.client_id or f"fedkeep-{self._device or 'agent'}-{self.name}"
 
     def _warn(self, words: str) -> None:
@@ -181,7 +188,10 @@ class MqttSource(Source):
         client.subscribe(self.topic, qos=1)
 
     def _receive(self, _client: Any, _data: Any, message: Any) -> None:
-        """Runs in the client's own thread; a broker that sends more than is read ahead is held back."""
+        """Run in the client's own thread.
+
+        A broker that sends more than is read ahead is held back.
+        """
         with self._lock:
             connection = self._connection
         while not self._intake.stopped:
@@ -214,14 +224,14 @@ class MqttSource(Source):
 
 @cache
 def _bounded_client() -> type[Any]:
-    """A client that reads a packet of any length without holding more of it than it may have."""
+    """Return a client class that never holds more of a packet than it may have."""
     from paho.mqtt.client import Client
 
     class BoundedClient(Client):  # type: ignore[misc]
         longest_packet = _HEADER_BYTES
 
         def _sock_recv(self, bufsize: int) -> bytes:
-            """What came, in pieces; of a packet that is too long the rest is read and forgotten.
+            """Return what came; of a packet that is too long the rest is read and forgotten.
 
             Its beginning stays, with the number by which it is acknowledged.
             """

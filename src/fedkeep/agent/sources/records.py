@@ -1,4 +1,7 @@
-"""Length-prefixed records over TCP or a Unix socket; each is answered with its fate once that is on the disk."""
+"""Length-prefixed records over TCP or a Unix socket.
+
+Each is answered with its fate once that is on the disk.
+"""
 
 import select
 import socket
@@ -41,20 +44,25 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 @dataclass
 class RecordsSource(Source):
-    """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`."""
+    """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y".
+
+    3, "id": ...}`.
+    """
 
     address: str = "tcp://127.0.0.1:9107"
     """`tcp://host:port` or `unix:///path`; beyond loopback it needs `token_file` or `insecure`."""
     dtype: str = "float32"
     """What the numbers are when `x` comes as bytes, little-endian."""
     connections: int = 64
-    """Senders at a time; one more takes the place of one that has sent nothing, or else of the one silent the longest."""
+    """Senders at a time; one more takes the place of one that has sent nothing, or else of the
+    one silent the longest."""
     token_file: str | None = None
     """A file with a token that every sender's first frame must be."""
     insecure: bool = False
     """Whether anybody who reaches a TCP address beyond this machine may send, without a token."""
     overload: Overload = field(default="sample", kw_only=True)
-    """When the agent cannot keep up: `wait` holds senders back, `sample` values an even sample, `drop` drops what comes meanwhile."""
+    """When the agent cannot keep up: `wait` holds senders back, `sample` values an even sample,
+    `drop` drops what comes meanwhile."""
 
     def __post_init__(self) -> None:
         check_range(self, "connections", least=1)
@@ -133,7 +141,10 @@ class RecordsSource(Source):
 
 
 class _Exchange:
-    """One connection: records come in, numbered answers go out as fast as the sender reads them, and nobody waits."""
+    """One connection.
+
+    Records come in, numbered answers go out as fast as the sender reads them, and nobody waits.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -142,7 +153,10 @@ class _Exchange:
         self._lock = threading.Lock()
 
     def records(self, intake: IngestQueue) -> Iterator[bytes]:
-        """Each record once it has come in whole, until the sender is gone; what can be sent to it is sent meanwhile."""
+        """Each record once it has come in whole, until the sender is gone.
+
+        What can be sent to it is sent meanwhile.
+        """
         limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
         begun: float | None = None
         while not intake.stopped:
@@ -177,12 +191,13 @@ class _Exchange:
     def answer(self, number: int, fate: str) -> None:
         """Tells what became of a record, by its number on the connection, from 0.
 
-        Called from the agent's thread, which must not wait: what cannot be sent now goes when the sender reads.
+        Called from the agent's thread, which must not wait: what cannot be sent now goes when the
+        sender reads.
         """
         payload = msgspec.msgpack.encode({"n": number, "fate": fate})
         with self._lock:
             if len(self._unsent) > _UNSENT:
-                return  # it has not read for long; it will be cut off, and sends again what was not answered
+                return  # it has not read for long and is cut off; it sends again what has no answer
             waits = bool(self._unsent)
             self._unsent += len(payload).to_bytes(4) + payload
             if not waits:
