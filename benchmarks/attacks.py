@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.estimators import GivenEstimator
@@ -37,7 +37,7 @@ from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator, evaluate
 from fedkeep.sim.fleet import SimulatedFleet
-from fedkeep.tables import merged, read_experiment
+from fedkeep.tables import merged
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
@@ -52,7 +52,7 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
 }
 TASKS: dict[str, dict[str, Any]] = {
     "embedded": {
-        "task": {"name": "embedded"},
+        "task": {"name": "demo"},
         "train": {"learning_rate": 0.02, "epochs": 5, "rounds": 30},
     },
     "non-iid": {

@@ -104,7 +104,7 @@ def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
         for kind, secure in (("clear", False), ("secure", True)):
             said = fleet.run(
                 APP,
-                {**settings, **rest, "privacy.secure-sum": secure, "state.run": kind},
+                {**settings, **rest, "privacy.secure-aggregation": secure, "state.run": kind},
                 timeout=1800,
             )
             seconds[kind] = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said)[1:])

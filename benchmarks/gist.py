@@ -27,7 +27,7 @@ from valuation import Task, forward_pass, har_dnn, interleaved  # type: ignore[i
 from fedkeep.core.device import Device
 from fedkeep.core.estimators import GradientAccumulator
 from fedkeep.core.gist import Encoding, GistOptions
-from fedkeep.core.policies.draw import BalancedReservoir
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import FleetLearner
@@ -92,7 +92,7 @@ class Bench:
             capacity=self.capacity,
             sample_shape=self.task.shape,
             labels=self.task.classes,
-            after_use=AfterUse("renew"),
+            after_use=AfterUse("evict_trained_first"),
             gist=gist,
         )
         made.set_model(self.models[0])

@@ -84,14 +84,14 @@ class CountingGrid(InProcessGrid):
 def play(devices: int, features: int, rounds: int, *, secure: bool) -> dict[str, float]:
     """CPU seconds and bytes a round and device, after a first round."""
     task = {
-        "name": "embedded",
+        "name": "demo",
         "devices": devices,
         "smallest": 60,
         "largest": 120,
         "features": features,
         "labels": 10,
     }
-    table = {"task": task, "privacy": {"secure_sum": secure}}
+    table = {"task": task, "privacy": {"secure_aggregation": secure}}
     options = RoundOptions(participation=1.0, deadline=600.0, quorum=0.0)
     fleet = SmallFleet(devices=devices, rounds=rounds + 1, options=options, table=table)
     strategy, grid = fleet.strategy(), CountingGrid(fleet.grid().nodes.values())

@@ -314,7 +314,7 @@ def fleet_cost(arguments: tuple[int, int]) -> tuple[float, float]:
     """Processor seconds a round with twenty participants, and the peak memory in GB, in a process of its own."""
     devices, rounds = arguments
     table = {
-        "task": {"name": "embedded"},
+        "task": {"name": "demo"},
         "policy": {"name": "ode"},
         "train": {"participation": 20 / devices},
     }
@@ -348,7 +348,7 @@ def measure(*, quick: bool) -> dict[str, float]:
             print(f"{name}: left out, {error}")
     if "ic_full_speedup" in results:
         results["overhead"] = overhead("ic", "ode", 20, repetitions)
-        results["overhead_gist_ic"] = overhead("ic", "draw", 20, repetitions)
+        results["overhead_gist_ic"] = overhead("ic", "balanced-reservoir", 20, repetitions)
     results |= flower_speedups(quick=quick)
     return results
 

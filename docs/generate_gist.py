@@ -73,7 +73,7 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", matched=False), 2).mend(
+    mending = Gist(GistOptions("local", label_matching=False), 2).mend(
         kept, window, np.ones(1), None, moved=True
     )
     assert mending.correction is not None

@@ -180,7 +180,7 @@ def main() -> None:
         simulator = Simulator(
             resolve(
                 {
-                    "task": {"name": "embedded", "devices": 20},
+                    "task": {"name": "demo", "devices": 20},
                     "model": {
                         "name": "examples/fedboost.py:FedBoost",
                         "predictors": str(base),

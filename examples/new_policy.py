@@ -28,7 +28,7 @@ class Unsure(SelectionPolicy):
 def final_accuracy(name: str) -> float:
     train = {"rounds": 100, "participation": 0.2, "learning_rate": 0.05}
     simulator = Simulator(
-        resolve({"task": {"name": "embedded"}, "policy": {"name": name}, "train": train})
+        resolve({"task": {"name": "demo"}, "policy": {"name": name}, "train": train})
     )
     return [record.evaluation.accuracy for record in simulator.run() if record.evaluation][-1]
 

@@ -26,7 +26,7 @@ def record_pumps(path: Path, pumps: int = 12, samples: int = 4_000) -> None:
 def final_accuracy(path: Path, policy: str) -> float:
     experiment = resolve(
         {
-            "task": {"name": "own", "path": str(path), "rounds_per_pass": 60},
+            "task": {"name": "custom", "path": str(path), "rounds_per_pass": 60},
             "storage": {"capacity": 8},
             "policy": {"name": policy},
             "train": {"rounds": 60, "participation": 0.25, "learning_rate": 0.3},

@@ -6,10 +6,13 @@ from fedkeep.config.experiment import resolve
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.fleet import SimulatedFleet
 
-for name in ("fifo", "draw"):  # `draw` is the default, and comes with the gist
+for name in (
+    "fifo",
+    "balanced-reservoir",
+):  # `balanced-reservoir` is the default, and comes with the gist
     experiment = resolve(
         {
-            "task": {"name": "embedded", "devices": 20},
+            "task": {"name": "demo", "devices": 20},
             "storage": {"capacity": 10},
             "policy": {"name": name},
             "train": {"rounds": 100, "participation": 0.2, "learning_rate": 0.05},

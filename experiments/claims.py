@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from lab.results import write_figures
 
-from fedkeep.config.experiment import resolve
+from fedkeep.config.experiment import override, read_experiment, resolve
 from fedkeep.core.protocols import Learner, TrainingJob
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Scores, Vector
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.fleet import Oracle
-from fedkeep.tables import Table, override, read_experiment
+from fedkeep.tables import Table
 
 HERE = Path(__file__).parent
 TASKS = ("st", "st-all-labels", "har", "ic")

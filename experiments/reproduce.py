@@ -34,13 +34,13 @@ from lab.document import write_readme, write_results
 from lab.findings import write_tables
 from lab.suite import estimated, read_programme, run_programme
 
-from fedkeep.config.experiment import expand
+from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records import Run, read_run
 from fedkeep.records.runs import versions
 from fedkeep.sim.runner import play, record_path
 from fedkeep.sim.sweep import run_sweep
-from fedkeep.tables import Table, override, read_experiment
+from fedkeep.tables import Table
 
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
@@ -91,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--on", choices=("here", "ray"), default="here", help="where the paper's tiers run"
+        "--backend", choices=("local", "ray"), default="local", help="where the paper's tiers run"
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
@@ -158,7 +158,9 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
         if round_ == by_seed[cell].experiment.train.rounds:
             print(f"  {by_seed[cell].name}: {accuracy or 0:.1%}", flush=True)
 
-    run_sweep(by_seed, directory, jobs=options.jobs, resume=True, listen=tell, on=options.on)
+    run_sweep(
+        by_seed, directory, jobs=options.jobs, resume=True, listen=tell, backend=options.backend
+    )
     summary = summarise(path, [read_run(record_path(cell, directory)) for cell in chosen], settings)
     curves |= {curve.config_hash: curve for curve in summary.curves}
     digests = [cell.experiment.digest() for cell in cells]

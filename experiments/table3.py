@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeep.config.experiment import Experiment, resolve
+from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.device import Device
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.regions import LabelRegions, Regions
@@ -20,7 +20,7 @@ from fedkeep.core.types import Assignment, Batch
 from fedkeep.core.velocity import KnownVelocity
 from fedkeep.data import Federation, ModelSpec, Ownership
 from fedkeep.sim.assembly import build_learner
-from fedkeep.tables import Table, read_experiment
+from fedkeep.tables import Table
 
 HERE = Path(__file__).parent
 TASKS = ("ic", "har", "tc")

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from lab.results import write_figures
 
-from fedkeep.config.experiment import resolve
+from fedkeep.config.experiment import override, read_experiment, resolve
 from fedkeep.core.protocols import FleetLearner, TrainingJob
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import build_learner
 from fedkeep.sim.engine import Simulator, evaluate
-from fedkeep.tables import Table, override, read_experiment
+from fedkeep.tables import Table
 
 HERE = Path(__file__).parent
 CAPACITY = 10

@@ -169,7 +169,7 @@ def forward_passes(experiment: Experiment, curve: Curve) -> float:
 
     A gist measures what is stored under the old model, the new one, and one step ahead.
     """
-    policy, gist = experiment.names["policy"], experiment.gist.name != "none"
+    policy, gist = experiment.names["policy"], experiment.gist.mode != "none"
     arrival = (
         _GRADIENT if gist or policy in _GRADIENTS else 0
     )  # to take it into a gist, or to score it
@@ -189,7 +189,7 @@ def bytes_at_rest(experiment: Experiment) -> int:
     codec = SampleCodec(data.sample_shape, encoding=experiment.stream.encoding)
     samples = experiment.storage.capacity * codec.nbytes
     samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
-    if experiment.gist.name == "none":
+    if experiment.gist.mode == "none":
         return samples
     return samples + packed_bytes(
         build_learner(experiment, data).gradient_size, experiment.gist.encoding

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedkeep.config.experiment import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.tables import read_experiment
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, finals, in_words

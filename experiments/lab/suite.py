@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 
-from fedkeep.config.experiment import RunSpec
+from fedkeep.config.experiment import RunSpec, read_experiment
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.records import read_run
 from fedkeep.sim.runner import play
 from fedkeep.sim.sweep import estimate_seconds
-from fedkeep.tables import Table, build, merged, put, read_experiment, read_toml
+from fedkeep.tables import Table, build, merged, put, read_toml
 from lab.curves import Curve, Curves, bytes_at_rest, curve_of
 
 EVALUATIONS = 20

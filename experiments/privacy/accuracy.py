@@ -25,13 +25,13 @@ TASKS: dict[str, dict[str, Any]] = {
     "synthetic": {
         "task": {"name": "synthetic", "smallest": 400, "largest": 600},
         "train": {"rounds": 300, "participation": 0.05, "learning_rate": 0.02, "epochs": 5},
-        "privacy": {"clip": 8.0, "releases": 23},
+        "privacy": {"clip": 8.0, "planned_participations": 23},
     },
     "har": {
         "task": {"name": "har"},
         "model": {"last_layers": 1},
         "train": {"rounds": 200, "participation": 0.1, "learning_rate": 0.01, "epochs": 5},
-        "privacy": {"clip": 3.0, "releases": 30},
+        "privacy": {"clip": 3.0, "planned_participations": 30},
     },
 }
 TITLES = {

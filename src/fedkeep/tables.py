@@ -68,39 +68,6 @@ def _is_too_deep(table: Table) -> bool:
     return True
 
 
-def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
-    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
-    if path.resolve() in above:
-        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
-    table = read_toml(path)
-    bases = table.pop("base", [])
-    below: Table = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
-    return merged(below, table)
-
-
-def override(table: Table, settings: list[str]) -> Table:
-    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings.
-
-    >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
-    {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
-    """
-    result = merged(table, {})
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set takes key=value, got '{setting}'")
-        try:
-            value = tomllib.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        except RecursionError:
-            raise ConfigError(f"--set {key.strip()} nests too deep") from None
-        put(result, key.strip(), value)
-    return result
-
-
 def put(table: Table, key: str, value: Any) -> None:
     """Sets a dotted key, making tables on the way; quotes hold a part together.
 

@@ -17,11 +17,11 @@ from fedkeep.advice.verdict import DatasetProfile, advise, recommended, worries
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.agent.store_file import plan as plan_store
 from fedkeep.cli.app import app
-from fedkeep.config.experiment import expand
+from fedkeep.config.experiment import expand, read_experiment
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
 from fedkeep.data import Federation, ModelSpec, Ownership
-from fedkeep.tables import read_experiment, read_toml
+from fedkeep.tables import read_toml
 
 
 def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Federation:
@@ -36,7 +36,7 @@ def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Feder
 
 def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
     rates = dict.fromkeys((*CANDIDATES, UNLIMITED), 0.03)
-    panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
+    panel = Panel({"name": "custom", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
     judged = {method: dict(enumerate(values)) for method, values in finals.items()}
     others = {
         method: {s: v - 0.2 for s, v in judged[FIFO].items()}
@@ -89,10 +89,10 @@ def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
     )
     assert (
         said[1]
-        == "Use ode: 5.0 ± 2.5 points ahead of FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
+        == "Use ode: 5.0 ± 2.5 points better than FIFO. It reached 76.0% with 10 samples a device (3 seeds)."
     )
     assert any(
-        line.startswith("Unlimited storage is 4.0 ± 2.5 points ahead of ode") for line in said
+        line.startswith("Unlimited storage is 4.0 ± 2.5 points better than ode") for line in said
     )
 
 
@@ -107,7 +107,7 @@ def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> 
     assert recommended(open_) == FIFO
     said = "\n".join(advise(open_, seen, 800, shuffled=True, complete=False))
     assert (
-        "nothing is shown to be better by a point. ode came nearest, undecided (+2.0 ± 12.9 points) against it"
+        "nothing is shown to be better by a point. ode came nearest, inconclusive (+2.0 ± 12.9 points) against it"
         in said
     )
     assert "about 29 seeds would decide it" in said
@@ -118,7 +118,7 @@ def test_a_lead_within_a_point_is_not_worth_another_method(tmp_path: Path) -> No
     tried = trial({FIFO: [0.700, 0.710, 0.720], "ode": [0.703, 0.7131, 0.7229]}, tmp_path)
     lead = tried.against("ode", FIFO)
     assert lead is not None
-    assert lead.verdict == "ahead"
+    assert lead.verdict == "better"
     assert recommended(tried) == FIFO
 
 
@@ -133,7 +133,7 @@ def test_decided_methods_need_no_more_seeds(tmp_path: Path) -> None:
 
 
 def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
-    panel = Panel({"name": "own", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
+    panel = Panel({"name": "custom", "path": "x.npz"}, 10, 0.1, 200, gist_samples=10)
     assert LOCAL not in panel.methods
     tried = Trial(
         panel, tmp_path, 60, 1, lambda *_: None, finals={m: {0: 0.5} for m in panel.methods}
@@ -148,7 +148,7 @@ def test_a_table_reads_back_from_toml(tmp_path: Path) -> None:
     table = {
         "seed": 1,
         "task": {
-            "name": "own",
+            "name": "custom",
             "shape": [1, 2],
             "path": 'C:\\new\\5" disks.csv',
             "two words": ["ä\t", "\x7f"],
@@ -218,7 +218,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
             ("mine.npz", "--bytes", "3"),
             "3 is less than one sample of this data, which takes 24 bytes",
         ),
-        (("mine.npz", "--on", "mars"), "--on takes here or ray"),
+        (("mine.npz", "--backend", "mars"), "--backend takes local or ray"),
         (
             ("mine.npz", "--participation", "1.5"),
             "participation must be above 0 and at most 1, got 1.5",

@@ -23,8 +23,8 @@ from tests.agent.builders import AssembledAgent, assembled, config_table, feed, 
 from tests.faults.gist_kills import opened, participations
 
 LOCAL: dict[str, Any] = {
-    "policy": {"name": "draw"},
-    "gist": {"name": "local"},
+    "policy": {"name": "balanced-reservoir"},
+    "gist": {"mode": "local"},
     "store": {"budget": 130_000},
 }
 
@@ -77,21 +77,22 @@ def test_status_and_metrics_tell_of_it(tmp_path: Path) -> None:
 
 
 def test_without_one_nothing_is_told(tmp_path: Path) -> None:
-    assembly = make_agent(tmp_path, gist={"name": "none"})
+    assembly = make_agent(tmp_path, gist={"mode": "none"})
     assert summarise(assembly.agent).gist is None
     assembly.disk.close()
 
 
 @pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
 @pytest.mark.parametrize(
-    ("policy", "name"), [("draw", "local"), ("draw", "shared"), ("ode", "local")]
+    ("policy", "name"),
+    [("balanced-reservoir", "local"), ("balanced-reservoir", "shared"), ("ode", "local")],
 )
 def test_the_tightest_budget_holds_model_gist_and_window(
     tmp_path: Path, policy: str, name: str, encoding: str
 ) -> None:
     tables = {
         "model": {"name": "mlp", "hidden": [1500]},
-        "gist": {"name": name, "encoding": encoding},
+        "gist": {"mode": name, "encoding": encoding},
     }
     table = config_table(tmp_path, policy={"name": policy}, **tables)
     table["store"]["budget"] = budget_for(parse_config(table), 4)
@@ -100,7 +101,7 @@ def test_the_tightest_budget_holds_model_gist_and_window(
     for round_ in range(4):
         feed(agent, 100 * round_, 40)
         given = order(assembly, round_)
-        direction = None if (policy, name) == ("draw", "local") else given.direction
+        direction = None if (policy, name) == ("balanced-reservoir", "local") else given.direction
         agent.participate(TrainOrder(round_, given.model, direction, LocalTraining(0.1, 2)))
     feed(agent, 900, 40)
     gist, window = agent.device.gist, agent.device.window
@@ -121,7 +122,7 @@ def test_shorter_encodings_leave_more_room(tmp_path: Path) -> None:
     def budget(encoding: str) -> int:
         tables = {
             "model": {"name": "mlp", "hidden": [3000]},
-            "gist": {"name": "local", "encoding": encoding},
+            "gist": {"mode": "local", "encoding": encoding},
         }
         return budget_for(parse_config(config_table(tmp_path, **tables)), 10)
 
@@ -169,7 +170,7 @@ def around() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
-@pytest.mark.parametrize("policy", ["draw", "fifo"])
+@pytest.mark.parametrize("policy", ["balanced-reservoir", "fifo"])
 def test_a_local_gist_leaves_messages_as_plain_federated_averaging_has_them(
     tmp_path: Path, policy: str
 ) -> None:
@@ -177,7 +178,7 @@ def test_a_local_gist_leaves_messages_as_plain_federated_averaging_has_them(
     for name in ("none", "local"):
         tables = {
             "policy": {"name": policy},
-            "gist": {"name": name},
+            "gist": {"mode": name},
             "store": {"path": str(tmp_path / name)},
         }
         assembly = make_agent(tmp_path, **tables)

@@ -19,7 +19,7 @@ from fedkeep.protocol.messages import AskProfile, EncryptedProfiled, ProfileRequ
 from tests.agent.builders import arrival, make_agent, order
 
 pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
-PRIVACY: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "releases": 2}
+PRIVACY: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "planned_participations": 2}
 
 
 def take_part(folder: Path, round_: int, **tables: Any) -> Any:
@@ -115,7 +115,7 @@ def test_another_path_of_the_store_is_no_new_budget(tmp_path: Path) -> None:
 
 
 def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
-    per_sample = {"epsilon": 50.0, "unit": "sample", "resends": 30}
+    per_sample = {"epsilon": 50.0, "unit": "sample", "retransmissions": 30}
     assembly = make_agent(tmp_path, privacy=per_sample, store={"budget": 1_000_000})
     agent, epsilons = assembly.agent, []
     for round_ in range(12):

@@ -18,7 +18,7 @@ pytest.importorskip("Crypto", reason="needs the privacy extra")
 from fedkeep.privacy.secagg import protocol as told
 from tests.privacy.weighting import weighted_mean
 
-SECURE = {"secure_sum": True}
+SECURE = {"secure_aggregation": True}
 
 
 def streaming(folder: Path, seed: int, **privacy: object) -> AssembledAgent:
@@ -68,7 +68,7 @@ def summed(
 
 def test_three_agents_sum_what_they_would_have_sent(tmp_path: Path) -> None:
     hidden = {d: streaming(tmp_path / f"{d}", d) for d in range(3)}
-    clear = {d: streaming(tmp_path / f"clear-{d}", d, secure_sum=False) for d in range(3)}
+    clear = {d: streaming(tmp_path / f"clear-{d}", d, secure_aggregation=False) for d in range(3)}
     try:
         installed = order(hidden[0])
         for assembly in [*hidden.values(), *clear.values()]:
@@ -131,7 +131,7 @@ def test_an_agent_that_forgot_what_counts_says_so(tmp_path: Path) -> None:
 def test_neither_side_falls_back_to_the_clear(tmp_path: Path) -> None:
     secure, plain = (
         streaming(tmp_path / "secure", 0),
-        streaming(tmp_path / "plain", 0, secure_sum=False),
+        streaming(tmp_path / "plain", 0, secure_aggregation=False),
     )
     services = [Service(assembly.agent) for assembly in (secure, plain)]
     try:

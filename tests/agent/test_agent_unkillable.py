@@ -65,7 +65,7 @@ def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(
         make_agent(tmp_path, store={"budget": 80_000})
 
 
-@pytest.mark.parametrize("policy", ["ode", "draw"])
+@pytest.mark.parametrize("policy", ["ode", "balanced-reservoir"])
 def test_another_budget_divides_its_own_slots(
     tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -418,7 +418,7 @@ def test_another_policy_keeps_the_samples(tmp_path: Path) -> None:
     assembly.agent.participate(order(assembly))
     held = sorted(assembly.agent.store.stored().batch.ids.tolist())
     assembly.disk.close()
-    for name in ("fifo", "draw", "high-loss", "ode"):
+    for name in ("fifo", "balanced-reservoir", "high-loss", "ode"):
         again = make_agent(tmp_path, policy={"name": name}, store={"budget": 110_000})
         assert set(held) <= set(again.agent.store.stored().batch.ids.tolist()), name
         feed(again.agent, 1000, 3)
@@ -496,7 +496,7 @@ def test_one_huge_sample_is_refused_and_shown(tmp_path: Path) -> None:
 
 
 def test_alone_slots_of_labels_that_have_not_come_are_lent_and_given_back(tmp_path: Path) -> None:
-    alone: dict[str, Any] = {"policy": {"name": "draw"}, "store": {"budget": 130_000}}
+    alone: dict[str, Any] = {"policy": {"name": "balanced-reservoir"}, "store": {"budget": 130_000}}
     assembly = make_agent(tmp_path, **alone)
     agent, capacity = assembly.agent, assembly.agent.device.capacity
     for id_ in range(3 * capacity):

@@ -41,7 +41,7 @@ def test_it_decides_as_the_memory_store_and_survives_reopening() -> None:
         assert again.digest() == run.digest() == expected.after(step + 1)
 
 
-@pytest.mark.parametrize("rule", ["keep", "discount", "renew"])
+@pytest.mark.parametrize("rule", ["keep", "discount", "evict_trained_first"])
 def test_ranks_after_use_survive_reopening(rule: str) -> None:
     disk = RamDisk(bytes(LAYOUT.geometry.size))
 

@@ -288,7 +288,7 @@ def test_methods_stand_against_a_chosen_one(show: Show, runs: Path) -> None:
     expect(accuracy.locator(".band")).to_have_count(4)
     expect(accuracy.locator(".zero")).to_have_count(1)
     page.get_by_role("combobox", name="Against", exact=True).select_option("ode")
-    expect(table.locator("tr", has_text="high-loss").locator(".verdict")).to_have_text(["▼ behind"])
+    expect(table.locator("tr", has_text="high-loss").locator(".verdict")).to_have_text(["▼ worse"])
     expect(page.locator("#curves figcaption").first).to_contain_text("Accuracy against ode")
 
 

@@ -67,8 +67,8 @@ def test_a_name_shows_all_that_it_takes() -> None:
 
 
 def test_examples_for_python_are_not_shown() -> None:
-    assert ">>>" in (COMPONENTS["task"]["embedded"].__doc__ or "")
-    assert ">>>" not in told("list", "embedded")
+    assert ">>>" in (COMPONENTS["task"]["demo"].__doc__ or "")
+    assert ">>>" not in told("list", "demo")
 
 
 def test_a_class_of_ones_own_is_shown_whatever_it_is() -> None:

@@ -11,7 +11,7 @@ import pytest
 import fedkeep
 
 EXPERIMENT = (
-    'task = { name = "embedded", devices = 5 }\npolicy = { name = "ode" }\n'
+    'task = { name = "demo", devices = 5 }\npolicy = { name = "ode" }\n'
     "train = { rounds = 4, participation = 0.5 }\n"
 )
 

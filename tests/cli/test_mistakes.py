@@ -48,7 +48,9 @@ def relu():
 def conv():
     return nn.Sequential(nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(8, 3))
 """
-EXPERIMENT = 'task = {{ name = "embedded", devices = 4 }}\ntrain = {{ rounds = 3, participation = 1.0 }}\n{}\n'
+EXPERIMENT = (
+    'task = {{ name = "demo", devices = 4 }}\ntrain = {{ rounds = 3, participation = 1.0 }}\n{}\n'
+)
 
 
 @pytest.fixture
@@ -142,7 +144,7 @@ def test_a_model_that_cannot_be_exported_is_told(
 
 def test_data_with_a_single_label_is_told(folder: Path) -> None:
     (folder / "one.csv").write_text("device,label,a\n" + "p,ok,1.5\nq,ok,2.5\n" * 5)
-    (folder / "try.toml").write_text('task = { name = "own", path = "one.csv" }\n')
+    (folder / "try.toml").write_text('task = { name = "custom", path = "one.csv" }\n')
     assert (
         mistake("run", "try.toml")
         == "one.csv has a single label, 'ok': there is nothing to tell apart"

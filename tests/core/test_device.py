@@ -28,7 +28,7 @@ def device_with(
     device = Device(
         learner=LEARNER,
         policy=policy,
-        store=MemoryStore(np.zeros(4, dtype=np.int64), AfterUse("renew")),
+        store=MemoryStore(np.zeros(4, dtype=np.int64), AfterUse("evict_trained_first")),
         regions=LabelRegions(4),
         meter=VelocityMeter(4),
         capacity=capacity,
@@ -121,7 +121,7 @@ def test_stored_samples_are_revalued_under_the_new_model_and_direction() -> None
 
 
 def test_without_revaluation_only_the_first_direction_renews_the_scores() -> None:
-    device = device_with(revalue=False)
+    device = device_with(rescore=False)
     device.observe(samples(40), 0.0)
     device.participate(order(1))
     first = device.store.stored().scores

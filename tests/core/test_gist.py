@@ -13,7 +13,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GradientAccumulator
 from fedkeep.core.gist import Correction, Gist, GistOptions, StoredGradients
 from fedkeep.core.making import LinearEstimate, NoiseModel, StoreSummary, averaged, mixed
-from fedkeep.core.policies.draw import BalancedReservoir
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.fifo import Fifo
 from fedkeep.core.policies.high_loss import HighLoss
 from fedkeep.core.policies.ode import Ode
@@ -71,7 +71,7 @@ def window(gradients: list[list[float]], regions: list[int], count: int = 2) -> 
 
 
 def test_the_first_participation_by_hand() -> None:
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2)
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
     mending = gist.mend(held, seen, np.array([1.0, 0.0]), None, moved=True)
@@ -93,7 +93,7 @@ def test_the_first_participation_by_hand() -> None:
 
 def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
     """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
     mending = gist.mend(
         held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, moved=False
@@ -103,13 +103,18 @@ def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
 
 
 def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
-    gist = Gist(GistOptions("local", contrast=1e9), 2)
+    gist = Gist(GistOptions("local"), 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
     mending = gist.mend(held, seen, np.array([0.5, 0.5]), None, moved=False)
-    # Of label 0 five samples are known, four of them (5, 0), of label 1 the stored one: m = (0.5 (4 * 5 + 1) / 5, 0.5)
-    assert mending.own == pytest.approx(mending.trust * np.array([2.1 - 0.5, 0.0]), abs=1e-6)
-    assert mending.worth == pytest.approx(1 / (0.25 / 5 + 0.25), rel=1e-6)
+    # The window has label 0 alone: its weight is 0.5 / (1 + 1.1 / 4), as the prior variance of
+    # the labels' means is 10; the two stored samples supply the rest of the shares, over 1.1.
+    seen_weight = 0.5 / (1 + 1.1 / 4)
+    each = np.array([(0.5 - seen_weight) / 1.1, 0.5 / 1.1])
+    m = np.array([5 * seen_weight + each[0], each[1]])
+    assert mending.own == pytest.approx(mending.trust * (m - 0.5), abs=1e-6)
+    worth = 1 / (each @ each + seen_weight**2 / 4)
+    assert mending.worth == pytest.approx(worth, rel=1e-6)
 
 
 def test_a_label_that_does_not_come_is_not_forgotten() -> None:
@@ -130,14 +135,16 @@ def test_a_label_that_does_not_come_is_not_forgotten() -> None:
 
 
 def test_a_gist_follows_the_shares_of_the_labels() -> None:
-    gist = Gist(GistOptions("local", contrast=1e9), 2)
+    gist = Gist(GistOptions("local"), 2)
     each = [[1.0, 0.0], [0.0, 1.0]]
     seen = window([*each, *each], [0, 1, 0, 1])
     gist.keep(gist.mend(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, moved=False))
-    assert gist.worth == pytest.approx(4.0)
+    # The window weighs 2 / 2.1, each stored sample (1/2 - 1/4.2) / 1.1 = 5/21.
+    assert gist.worth == pytest.approx(1 / (2 * (5 / 21) ** 2 + (20 / 21) ** 2 / 8))
     held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
     mending = gist.mend(held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, moved=False)
-    assert mending.correction == pytest.approx([0.0, 0.0], abs=1e-5), (
+    # Shares that were not followed would leave 0.3 of it; what remains is the prior's shrinkage.
+    assert mending.correction == pytest.approx([0.0, 0.0], abs=0.06), (
         "other shares are no error of the store"
     )
 
@@ -225,7 +232,7 @@ def test_a_correction_counts_as_long_as_it_holds() -> None:
 
 
 def test_the_fleets_gist_turns_steps_towards_it() -> None:
-    gist = Gist(GistOptions("shared", kappa=0.25, matched=False), 2)
+    gist = Gist(GistOptions("shared", drift_weight=0.25, label_matching=False), 2)
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0], fresh=False)
     seen = window([[1.0, 1.0]] * 3, [0] * 3)
     fleet = np.array([5.0, 1.0], dtype=np.float32)
@@ -234,17 +241,16 @@ def test_the_fleets_gist_turns_steps_towards_it() -> None:
     assert mending.trust == pytest.approx(3 / (3 + 2))
 
 
-@pytest.mark.parametrize(("fading", "turn"), [(0.0, 1.0), (1.0, 0.8), (4.0, 0.8**4)])
-def test_the_turn_towards_the_fleet_fades_with_the_likeness(fading: float, turn: float) -> None:
-    gist = Gist(GistOptions("shared", kappa=1.0, fading=fading, matched=False), 2)
+def test_the_drift_term_fades_with_the_cube_of_the_gradient_correlation() -> None:
+    gist = Gist(GistOptions("shared", drift_weight=1.0, label_matching=False), 2)
     held = stored([[2.0, 0.0]], [[1.0, 0.0]], [0], fresh=False)  # rho = 2 / 2.5, theta = 2 / 4
     fleet = np.array([2.0, 5.0], dtype=np.float32)
     mending = gist.mend(held, window([[2.0, 0.0]], [0]), np.array([1.0, 0.0]), fleet, moved=True)
     trust = 0.5 * 1 / (1 + 1)  # N = 1, k = 1
-    assert mending.correction == pytest.approx([0.0, 5.0 * trust * turn])
+    assert mending.correction == pytest.approx([0.0, 5.0 * trust * 0.8**3])
 
 
-@pytest.mark.parametrize("bad", [{"kappa": 2}, {"fading": -1}, {"memory": 0}, {"last_layers": 0}])
+@pytest.mark.parametrize("bad", [{"drift_weight": 2}, {"max_ess": 0}, {"last_layers": 0}])
 def test_options_out_of_range_are_refused_by_name(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         GistOptions("local", **bad)  # type: ignore[arg-type]
@@ -262,7 +268,7 @@ def test_nothing_known_means_nothing_added() -> None:
 
 
 def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 0], fresh=False)
     mending = gist.mend(held, window([[3e38, 3e38]], [0]), np.array([1.0, 0.0]), None, moved=True)
     assert mending.correction is None
@@ -271,7 +277,7 @@ def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
 
 
 def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
-    gist = Gist(GistOptions("local", matched=False, memory=10.0), 2)
+    gist = Gist(GistOptions("local", label_matching=False, max_ess=10.0), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
     mending = gist.mend(
         held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, moved=False
@@ -297,7 +303,7 @@ def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     before: list[list[float]], after: list[list[float]], rho: float, theta: float
 ) -> None:
     """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
-    gist = Gist(GistOptions("local", matched=False), 2)
+    gist = Gist(GistOptions("local", label_matching=False), 2)
     held = stored(before, after, [0] * len(before), fresh=False)
     mending = gist.mend(
         held, window([[1.0, 1.0]] * 4, [0] * 4), np.array([1.0, 0.0]), None, moved=True
@@ -340,7 +346,7 @@ def device_for(policy: SelectionPolicy, gist: GistOptions, seed: int) -> Device:
         sample_shape=(3,),
         labels=LABELS,
         regions=LabelRegions(LABELS),
-        after_use=AfterUse("renew"),
+        after_use=AfterUse("evict_trained_first"),
         weighting=Weighting(1.0),
         gist=gist,
         seed=seed,
@@ -382,7 +388,7 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     policy: type[SelectionPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NoiseModel, "pull", lambda *_: 1.0)
-    sure = GistOptions("local", matched=False, memory=1e12)
+    sure = GistOptions("local", label_matching=False, max_ess=1e12)
 
     def iid(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
@@ -409,11 +415,11 @@ def test_matched_the_bias_within_labels_vanishes_though_the_window_has_other_lab
         balanced = True
 
     monkeypatch.setattr(LabelFrequencies, "values", lambda _: np.array([0.5, 0.5]))
-    sure = GistOptions("local", memory=1e12)
+    sure = GistOptions("local", max_ess=1e12)
     truth = true_gradient(MODELS[0])
     matched, unmatched, plain = (
         steps(Divided, gist, shifted, 300)
-        for gist in (sure, replace(sure, matched=False), GistOptions())
+        for gist in (sure, replace(sure, label_matching=False), GistOptions())
     )
     assert np.linalg.norm(matched.mean(axis=0) - truth) < 0.1 * np.linalg.norm(
         plain.mean(axis=0) - truth

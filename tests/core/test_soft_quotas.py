@@ -9,7 +9,7 @@ from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.planning.greedy import Greedy, Uncoordinated
 from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.policies.draw import BalancedReservoir
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.reservoir import Reservoir
 from fedkeep.core.policy import SelectionPolicy
@@ -30,7 +30,7 @@ MODEL = LEARNER.initial(0)
 def device_of(
     policy: SelectionPolicy, capacity: int, seed: int = 0, **given_parts: object
 ) -> Device:
-    parts = {"after_use": AfterUse("renew"), **given_parts}
+    parts = {"after_use": AfterUse("evict_trained_first"), **given_parts}
     device = Device(
         LEARNER, policy, capacity=capacity, sample_shape=(2,), labels=LABELS, seed=seed, **parts
     )  # type: ignore[arg-type]
@@ -97,16 +97,16 @@ def test_no_label_seen_often_is_shut_out_for_ever(capacity: int) -> None:
     assert (held > 0.3 * rounds * capacity / 15).all(), held
 
 
-@pytest.mark.parametrize("targets", ["targets", "fixed"])
-def test_the_papers_quotas_are_one_word_away(targets: str) -> None:
+@pytest.mark.parametrize("quotas", ["soft", "hard"])
+def test_the_papers_quotas_are_one_word_away(quotas: str) -> None:
     """The plan has two slots for label 0 and two for label 1; only label 0 comes."""
-    options = DeviceOptions(quotas=targets)  # type: ignore[arg-type]
+    options = DeviceOptions(quotas=quotas)  # type: ignore[arg-type]
     device = device_of(Ode(), 4, options=options)
     velocities = np.zeros((1, LABELS))
     velocities[0, :2] = 1.0
     device.assign(Greedy().plan(FleetProfiles.numbered([4], velocities)).assignment(0))
     device.observe(arrivals([0] * 10), 0.0)
-    assert len(device.store.stored().batch) == (4 if targets == "targets" else 2)
+    assert len(device.store.stored().batch) == (4 if quotas == "soft" else 2)
 
 
 @settings(deadline=None, max_examples=60)

@@ -99,7 +99,12 @@ def test_keeps_what_a_naive_store_keeps_however_the_stream_is_cut(
     assert (np.bincount(stored.regions, minlength=REGIONS) <= quotas).all()
 
 
-@given(streams, quotas_lists, st.sampled_from(["keep", "discount", "renew"]), st.integers(0, 59))
+@given(
+    streams,
+    quotas_lists,
+    st.sampled_from(["keep", "discount", "evict_trained_first"]),
+    st.integers(0, 59),
+)
 def test_a_restart_anywhere_changes_nothing(
     stream: list[Arrival], quotas: list[int], rule: str, at: int
 ) -> None:
@@ -169,7 +174,7 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
 
 
 def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
-    store = MemoryStore(np.array([2]), AfterUse("renew"))
+    store = MemoryStore(np.array([2]), AfterUse("evict_trained_first"))
     offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
     store.mark_used(store.stored().batch.ids)
     offer(store, [Arrival(3, 0, -5.0)], 2)

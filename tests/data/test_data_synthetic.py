@@ -69,7 +69,7 @@ def test_a_fleet_of_five_thousand_devices_is_made_and_indexed() -> None:
 
 
 def test_the_embedded_task_is_small_and_shows_all_labels_almost_everywhere() -> None:
-    fleet = TASKS["embedded"]().load(seed=0)
+    fleet = TASKS["demo"]().load(seed=0)
     assert isinstance(Demo(), Synthetic)
     assert len(fleet.y) < 30_000
     assert np.median((fleet.label_counts > 0).sum(axis=1)) == 10

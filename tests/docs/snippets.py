@@ -162,7 +162,7 @@ def _check_table(table: dict[str, Any]) -> None:
     elif set(table) == {"privacy"}:
         build(PrivacyOptions, table["privacy"], "privacy")
     elif "tool" not in table:
-        assert expand({"task": {"name": "embedded"}, **table})
+        assert expand({"task": {"name": "demo"}, **table})
 
 
 def main(page: Path, folder: Path) -> None:

@@ -19,12 +19,10 @@ def test_the_options_are_those_of_the_code() -> None:
     assert re.findall(
         r"^\| `(\w+)` \|.*\| ([^|]+) \| [^|]+ \|$", GENERATOR["options"](), re.MULTILINE
     ) == [
-        ("name", '"none"'),
-        ("kappa", "0.5"),
-        ("fading", "3.0"),
-        ("matched", "true"),
-        ("memory", "100.0"),
-        ("contrast", "10.0"),
+        ("mode", '"none"'),
+        ("drift_weight", "0.5"),
+        ("label_matching", "true"),
+        ("max_ess", "100.0"),
         ("encoding", '"float32"'),
         ("last_layers", "left out"),
     ]

@@ -105,12 +105,12 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
         ConfigError,
         match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'",
     ):
-        Simulator(resolve({"task": {"name": "embedded"}, "model": model}))
+        Simulator(resolve({"task": {"name": "demo"}, "model": model}))
 
 
-@pytest.mark.parametrize("policy", ["fifo", "ode", "draw"])
+@pytest.mark.parametrize("policy", ["fifo", "ode", "balanced-reservoir"])
 def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
-    """`draw` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
+    """`balanced-reservoir` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
     net = DenseLearner((30, 10))
     np.savez(
         tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[]
@@ -121,7 +121,7 @@ def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
         "sampled": 2,
     }
     table = {
-        "task": {"name": "embedded", "devices": 8},
+        "task": {"name": "demo", "devices": 8},
         "policy": {"name": policy},
         "train": {"rounds": 4},
     }

@@ -16,7 +16,7 @@ from fedkeep.core.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TASK = """
-task = { name = "embedded", devices = 4 }
+task = { name = "demo", devices = 4 }
 train = { rounds = 4, learning_rate = 0.01, participation = 0.5 }
 """
 METHODS = """
@@ -46,7 +46,7 @@ seeds = [0, 1]
 
 
 def suite(folder: Path, text: str = PROGRAMME) -> Suite:
-    absent = TASK.replace('"embedded", devices = 4', '"westermo"')
+    absent = TASK.replace('"demo", devices = 4', '"westermo"')
     for name, content in (
         ("task", TASK),
         ("absent", absent),
@@ -283,7 +283,11 @@ def test_bytes_at_rest_and_what_a_gist_is_worth(tmp_path: Path) -> None:
 
 
 def test_a_gist_is_counted_with_its_vector() -> None:
-    table = {"task": {"name": "embedded"}, "storage": {"capacity": 10}, "policy": {"name": "draw"}}
+    table = {
+        "task": {"name": "demo"},
+        "storage": {"capacity": 10},
+        "policy": {"name": "balanced-reservoir"},
+    }
     parameters = (30 + 1) * 10
     packed = {"name": "local", "encoding": "int8"}
     for gist, vector in (
@@ -299,9 +303,9 @@ def test_fifo_only_trains_and_ode_looks_at_every_arrival(tmp_path: Path) -> None
     curve = made_up(run, 0.5)
     fifo = run.cell.experiment
     assert forward_passes(fifo, curve) == 3 * 50
-    ode = resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}})
+    ode = resolve({"task": {"name": "demo"}, "policy": {"name": "ode"}})
     assert forward_passes(ode, curve) == 3 * 50 + 3 * 20 + 3 * 50 / 5
-    gist = resolve({"task": {"name": "embedded"}, "policy": {"name": "draw"}})
+    gist = resolve({"task": {"name": "demo"}, "policy": {"name": "balanced-reservoir"}})
     assert forward_passes(gist, curve) == 3 * 50 + 3 * 20 + 3 * 3 * 50 / 5
 
 

@@ -9,8 +9,8 @@ from fedkeep.core.types import LocalTraining, TrainOrder
 from tests.agent.builders import AssembledAgent, feed, make_agent
 
 TABLES = {
-    "policy": {"name": "draw"},
-    "gist": {"name": "local", "encoding": "int8"},
+    "policy": {"name": "balanced-reservoir"},
+    "gist": {"mode": "local", "encoding": "int8"},
     "store": {"budget": 130_000},
 }
 

@@ -22,7 +22,7 @@ from fedkeep.flower.state_store import StateStore
 from tests.flower.small_fleet import SmallFleet
 
 ROUNDS, SECURE_ROUNDS = 30, 10
-SECURE = {"privacy": {"secure_sum": True}}
+SECURE = {"privacy": {"secure_aggregation": True}}
 
 
 @dataclass

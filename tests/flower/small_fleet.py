@@ -73,7 +73,7 @@ class SmallFleet:
     @cached_property
     def experiment(self) -> Experiment:
         task = {
-            "name": "embedded",
+            "name": "demo",
             "devices": self.devices,
             "smallest": 60,
             "largest": 120,
@@ -117,7 +117,7 @@ class SmallFleet:
         privacy = self.experiment.privacy
         sums = (
             SecureAggregationServer(parts.server, privacy, parts.server.gradient_size)
-            if privacy.secure_sum
+            if privacy.secure_aggregation
             else None
         )
         return FedkeepStrategy(parts.server, options or self.options, store, sums, planner)

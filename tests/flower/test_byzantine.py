@@ -156,8 +156,8 @@ def test_a_gist_in_line_with_its_update_ends_no_run() -> None:
             devices=10,
             rounds=ROUNDS,
             options=ALL,
-            policy="draw",
-            table={"gist": {"name": "shared"}},
+            policy="balanced-reservoir",
+            table={"gist": {"mode": "shared"}},
         )
 
     honest, made = drawing(), drawing()
@@ -299,7 +299,7 @@ def secure_fleet(
 
 
 def test_a_member_that_moves_the_mean_by_900_spoils_its_round_and_no_other() -> None:
-    options = PrivacyOptions(secure_sum=True)
+    options = PrivacyOptions(secure_aggregation=True)
     strategy = fleet().strategy()
     liar = Unbounded(options, strategy.server.gradient_size)
     liar.honest_sums = 6
@@ -318,7 +318,9 @@ def test_a_member_that_moves_the_mean_by_900_spoils_its_round_and_no_other() -> 
 def test_devices_that_a_server_invents_get_no_masked_word_of_a_member(tmp_path: Path) -> None:
     provisioned = provision(tmp_path, ["localhost"], ["a", "b", "c"])
     nodes, keys = str(tmp_path / "nodes"), [str(provisioned.node_key(name)) for name in "abc"]
-    members = [PrivacyOptions(secure_sum=True, members=nodes, member_key=key) for key in keys]
+    members = [
+        PrivacyOptions(secure_aggregation=True, members=nodes, member_key=key) for key in keys
+    ]
     asked: list[tuple[str, int]] = []
 
     def note(message: Message, reply: Message) -> Message:
@@ -334,7 +336,7 @@ def test_devices_that_a_server_invents_get_no_masked_word_of_a_member(tmp_path: 
 
     assert played_by(members).summary.accepted == (0, 1, 2)
     assert (MASK, 0) in asked
-    invented = PrivacyOptions(secure_sum=True)
+    invented = PrivacyOptions(secure_aggregation=True)
     outcome = played_by([members[0], invented, invented])
     assert outcome.summary.missing == (0,)
     assert "not a member" in next(

@@ -115,7 +115,7 @@ def test_the_plan_equals_the_plain_one_and_rounds_are_played(
 def test_with_secure_sums_the_server_sees_neither_profile_nor_report(
     made: Path, running: HolderProcess
 ) -> None:
-    fleet = sealed(made, {"secure_sum": True})
+    fleet = sealed(made, {"secure_aggregation": True})
     strategy = fleet.strategy(planner=planner(running), options=replace(FAST, min_devices=6))
     before = strategy.server.model.copy()
     outcomes = list(strategy.rounds(fleet.grid(), 2))

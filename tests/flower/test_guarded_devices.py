@@ -31,10 +31,10 @@ pytest.importorskip("dp_accounting", reason="needs the privacy extra")
 ALL: dict[str, Any] = {
     "epsilon": 3.0,
     "protect": ["estimator", "model", "profile"],
-    "releases": 6,
+    "planned_participations": 6,
     "model_clip": 0.5,
 }
-TWO: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "releases": 2, "clip": 2.0}
+TWO: dict[str, Any] = {"epsilon": 4.0, "unit": "device", "planned_participations": 2, "clip": 2.0}
 
 
 def guarded(privacy: dict[str, Any], directory: Path | None = None, **fields: Any) -> SmallFleet:
@@ -103,7 +103,7 @@ def test_the_budget_is_spent_over_restarts_and_then_nothing_more_is_told(tmp_pat
 
 
 def test_a_device_that_stays_away_sends_nothing_and_remembers_the_round(tmp_path: Path) -> None:
-    fleet = guarded({**TWO, "when_spent": "absent"}, tmp_path)
+    fleet = guarded({**TWO, "on_exhausted": "absent"}, tmp_path)
     for round_ in range(2):
         fleet.restarted(0).participate(order_for(fleet, round_))
     for _ in range(2):
@@ -154,7 +154,7 @@ class DyingMemory(DictMemory):
 @pytest.mark.parametrize("safe", [False, True])
 @pytest.mark.parametrize("save", [0, 1, 2])
 def test_a_crash_at_any_save_never_leaves_a_release_uncharged(save: int, safe: bool) -> None:
-    fleet = guarded({**TWO, "when_spent": "absent"})
+    fleet = guarded({**TWO, "on_exhausted": "absent"})
     memory = DyingMemory()
     fleet.memories[0] = memory
     memory.left, memory.safe = save, safe
@@ -207,7 +207,7 @@ def test_a_ledger_lost_with_a_damaged_file_is_not_an_empty_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"privacy.secure-sum": True}, "exclude each other"),
+        ({"privacy.secure-aggregation": True}, "exclude each other"),
         ({"privacy.epsilon": 0.0}, "epsilon must be"),
         ({"privacy.epsilo": 1.0}, "did you mean"),
         (

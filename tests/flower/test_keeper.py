@@ -319,7 +319,7 @@ def test_flowers_log_and_the_record_say_what_the_keepers_did(tmp_path: Path) -> 
 
 
 def test_a_users_own_loop_is_mended_by_the_gist() -> None:
-    with opened(make=net, policy="draw") as keeper:
+    with opened(make=net, policy="balanced-reservoir") as keeper:
         for round_ in range(2):
             keeper.offer(*arrivals(0, round_, 200))
             keeper.sync(ArrayRecord(net().state_dict()))

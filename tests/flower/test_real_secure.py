@@ -33,7 +33,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(
         "train.participation": 1.0,
         "rounds.min-devices": NODES,
         "rounds.deadline": 300.0,
-        "privacy.secure-sum": True,
+        "privacy.secure-aggregation": True,
         "state.url": str(state),
     }
     with RealFleet.private(tmp_path / "fleet", NODES) as fleet:

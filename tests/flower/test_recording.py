@@ -113,9 +113,9 @@ def test_who_leaves_and_who_is_refused_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["local", "shared"])
 def test_a_fleets_record_says_what_its_gists_did(tmp_path: Path, name: str) -> None:
-    table = {"gist": {"name": name}}
+    table = {"gist": {"mode": name}}
     fleet, path = (
-        SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table),
+        SmallFleet(devices=3, policy="balanced-reservoir", options=EVALUATED, table=table),
         tmp_path / "fleet.jsonl",
     )
     list(recorded(fleet, path).rounds(fleet.grid(), 4))
@@ -133,11 +133,11 @@ def test_a_fleets_record_says_what_its_gists_did(tmp_path: Path, name: str) -> N
 def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting", reason="needs the privacy extra")
     table = {
-        "gist": {"name": "local"},
-        "privacy": {"epsilon": 8.0, "protect": ["model"], "releases": 4},
+        "gist": {"mode": "local"},
+        "privacy": {"epsilon": 8.0, "protect": ["model"], "planned_participations": 4},
     }
     fleet, path = (
-        SmallFleet(devices=3, policy="draw", options=EVALUATED, table=table),
+        SmallFleet(devices=3, policy="balanced-reservoir", options=EVALUATED, table=table),
         tmp_path / "fleet.jsonl",
     )
     list(recorded(fleet, path).rounds(fleet.grid(), 2))
@@ -195,7 +195,7 @@ def test_a_device_that_dies_in_a_round_is_away_before_the_round_ends(tmp_path: P
 def test_masked_and_noised_devices_say_nothing_of_their_stores(tmp_path: Path) -> None:
     pytest.importorskip("Crypto", reason="needs the privacy extra")
     fleet, path = (
-        SmallFleet(devices=3, options=EVALUATED, table={"privacy": {"secure_sum": True}}),
+        SmallFleet(devices=3, options=EVALUATED, table={"privacy": {"secure_aggregation": True}}),
         tmp_path / "f.jsonl",
     )
     strategy = recorded(fleet, path)

@@ -24,7 +24,7 @@ POLICIES = ("ode", "fifo", "reservoir", "high-loss")
 
 
 def experiment(preset: str, policy: str) -> Experiment:
-    return resolve({"preset": preset, "policy": {"name": policy}, "task": {"name": "embedded"}})
+    return resolve({"preset": preset, "policy": {"name": policy}, "task": {"name": "demo"}})
 
 
 def agent(preset: str, policy: str, **tables: Table) -> AgentConfig:
@@ -66,7 +66,7 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     learner = learner_for("softmax", (3,), 2, last_layers=1)
     rng = np.random.default_rng(0)
-    with Keeper(learner, DeviceMemory(context), 6, "draw", preset) as keeper:
+    with Keeper(learner, DeviceMemory(context), 6, "balanced-reservoir", preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)
         keeper.sync(learner.initial(0), np.ones(learner.gradient_size, dtype=np.float32))
         first = {x.tobytes() for x, _ in keeper.samples()}
@@ -79,7 +79,7 @@ def test_a_keeper_follows_the_preset() -> None:
     assert len(kept_after_two_offers("paper")) > 0, (
         "the paper keeps what is worth most, however old"
     )
-    if device_tables("default", "ode")["after_use"]["name"] == "renew":
+    if device_tables("default", "ode")["after_use"]["name"] == "evict_trained_first":
         assert not kept_after_two_offers("default"), "what was trained on makes way"
 
 

@@ -32,7 +32,7 @@ from fedkeep.protocol.messages import (
 from tests.flower.in_process import InProcessGrid
 from tests.flower.small_fleet import App, SmallFleet
 
-SECURE = {"privacy": {"secure_sum": True}}
+SECURE = {"privacy": {"secure_aggregation": True}}
 CLEAR = {"aggregation": {"name": "fedavg"}}
 """What a secure sum can be compared with: the default mean must see single reports."""
 ALL = RoundOptions(participation=1.0, deadline=0.3, quorum=0.0)
@@ -49,7 +49,7 @@ def played(of: SmallFleet, rounds: int) -> FedkeepStrategy:
 
 
 @pytest.mark.parametrize("aggregation", ["fedavg", "fednova"])
-@pytest.mark.parametrize("estimator", ["incremental", "participants"])
+@pytest.mark.parametrize("estimator", ["incremental", "round-mean"])
 def test_the_same_model_and_direction_as_in_the_clear(estimator: str, aggregation: str) -> None:
     tables = {"estimator": {"name": estimator}, "aggregation": {"name": aggregation}}
     servers = [
@@ -78,12 +78,12 @@ def test_noise_and_masks_go_together(tmp_path: Path) -> None:
         "epsilon": 2.0,
         "clip": 0.5,
         "protect": ["estimator", "model"],
-        "releases": 4,
+        "planned_participations": 4,
     }
     fleets = [
         SmallFleet(
             directory=tmp_path / f"{secure}",
-            table={**CLEAR, "privacy": {**noise, "secure_sum": secure}},
+            table={**CLEAR, "privacy": {**noise, "secure_aggregation": secure}},
         )
         for secure in (False, True)
     ]
@@ -152,7 +152,7 @@ def test_with_too_few_left_a_round_changes_nothing_and_the_next_one_loses_nothin
 
 
 def test_a_stricter_threshold_tolerates_fewer() -> None:
-    secure = fleet(privacy={"secure_sum": True, "sum_threshold": 0.8})
+    secure = fleet(privacy={"secure_aggregation": True, "sum_threshold": 0.8})
     outcome = next(secure.strategy().rounds(DroppingGrid(secure.grid(), MASK, {1}), 1))
     assert not outcome.quorate
 
@@ -422,7 +422,7 @@ def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> N
 def test_conflicting_options_are_refused_on_flower_too() -> None:
     made = SmallFleet(rounds=1, table={"aggregation": {"name": "trimmed"}}).strategy()
     with pytest.raises(ConfigError, match="exclude each other"):
-        open_strategy(made.server, {"privacy.secure-sum": True})
+        open_strategy(made.server, {"privacy.secure-aggregation": True})
     made = SmallFleet(rounds=1, table={**CLEAR, "limits": {"update_norm": float("inf")}}).strategy()
     with pytest.raises(ConfigError, match=r"finite limits\.update_norm"):
-        open_strategy(made.server, {"privacy.secure-sum": True})
+        open_strategy(made.server, {"privacy.secure-aggregation": True})

@@ -48,7 +48,12 @@ class LateGrid(LossyGrid):
 
 @pytest.mark.parametrize(
     ("policy", "preset"),
-    [("ode", "default"), ("ode", "paper"), ("draw", "default"), ("draw", "paper")],
+    [
+        ("ode", "default"),
+        ("ode", "paper"),
+        ("balanced-reservoir", "default"),
+        ("balanced-reservoir", "paper"),
+    ],
 )
 def test_the_same_model_as_the_simulator(policy: str, preset: str) -> None:
     fleet = SmallFleet(rounds=6, policy=policy, table={"preset": preset})
@@ -62,7 +67,7 @@ def test_the_same_model_as_the_simulator(policy: str, preset: str) -> None:
 
 @pytest.mark.parametrize("gist", ["local", "shared"])
 def test_the_same_model_as_the_simulator_with_every_gist(gist: str) -> None:
-    fleet = SmallFleet(rounds=6, policy="draw", table={"gist": {"name": gist}})
+    fleet = SmallFleet(rounds=6, policy="balanced-reservoir", table={"gist": {"mode": gist}})
     strategy = fleet.strategy()
     list(strategy.rounds(fleet.grid(), 6))
     simulator = Simulator(fleet.experiment)
@@ -87,7 +92,7 @@ class ListeningGrid(InProcessGrid):
 def test_a_local_gist_leaves_nothing_new_on_the_wire() -> None:
     heard = {}
     for gist in ("none", "local"):
-        fleet = SmallFleet(rounds=4, policy="draw", table={"gist": {"name": gist}})
+        fleet = SmallFleet(rounds=4, policy="balanced-reservoir", table={"gist": {"mode": gist}})
         grid = ListeningGrid(fleet.grid())
         list(fleet.strategy().rounds(grid, 4))
         heard[gist] = grid.heard

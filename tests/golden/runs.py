@@ -56,9 +56,9 @@ def played(table: Table, data: Federation | None = None) -> Fingerprint:
 def embedded(**tables: Any) -> Fingerprint:
     """The embedded task, on which every policy has something to choose."""
     base: Table = {
-        "task": {"name": "embedded", "devices": 10},
+        "task": {"name": "demo", "devices": 10},
         "policy": {"name": "fifo"},
-        "storage": {"capacity": 6, "quotas": "fixed"},
+        "storage": {"capacity": 6, "quotas": "hard"},
         "train": {"rounds": 12, "participation": 0.4, "learning_rate": 0.05, "epochs": 3},
         "aggregation": {"name": "fedavg"},
         "record": {"every": 1000},
@@ -69,9 +69,9 @@ def embedded(**tables: Any) -> Fingerprint:
 def pictured(module: str, shape: tuple[int, ...], labels: int, **tables: Any) -> Fingerprint:
     """A few devices with blurred pictures of `labels` kinds."""
     base: Table = {
-        "task": {"name": "embedded"},
+        "task": {"name": "demo"},
         "policy": {"name": "ode"},
-        "storage": {"capacity": 5, "quotas": "fixed"},
+        "storage": {"capacity": 5, "quotas": "hard"},
         "train": {"rounds": 6, "participation": 0.5, "learning_rate": 0.05, "epochs": 2},
         "stream": {"rounds_per_pass": 8},
         "aggregation": {"name": "fedavg"},
@@ -154,15 +154,15 @@ PICTURES = ((1, 28, 28), 4)
 ODE = {"name": "ode"}
 DRAWN: Table = {
     "policy": {"name": "ode", "choice": "drawn"},
-    "storage": {"after_use": "renew"},
+    "storage": {"after_use": "evict_trained_first"},
     "weights": {"client_label": 1.0},
-    "estimator": {"name": "participants"},
+    "estimator": {"name": "round-mean"},
 }
 
 GIST: Table = {
-    "policy": {"name": "draw"},
-    "gist": {"name": "shared"},
-    "storage": {"quotas": "targets"},
+    "policy": {"name": "balanced-reservoir"},
+    "gist": {"mode": "shared"},
+    "storage": {"quotas": "soft"},
 }
 
 RUNS: dict[str, Callable[[], Fingerprint]] = {
@@ -204,11 +204,11 @@ RUNS: dict[str, Callable[[], Fingerprint]] = {
     "torch-recurrent": lambda: pictured("tests.golden.modules:recurrent", (5, 4), 4),
     "onnx-head": headed,
     "softmax-bending": lambda: embedded(
-        policy=ODE, storage={"quotas": "targets", "capacity": 4}, stream={"drift": 1.0}
+        policy=ODE, storage={"quotas": "soft", "capacity": 4}, stream={"drift": 1.0}
     ),
     "softmax-gist": lambda: embedded(**GIST),
     "softmax-gist-int8": lambda: embedded(
-        **merged(GIST, {"gist": {"name": "local", "encoding": "int8"}})
+        **merged(GIST, {"gist": {"mode": "local", "encoding": "int8"}})
     ),
     "mlp-gist-last-layer": lambda: embedded(
         **merged(GIST, {"model": {"name": "mlp"}, "gist": {"last_layers": 1}})

@@ -19,7 +19,7 @@ from fedkeep.privacy.mechanism import DPMechanism
 from fedkeep.privacy.options import PrivacyOptions
 
 P = 16
-OPTIONS = PrivacyOptions(epsilon=1.0, unit="device", releases=1_000_000)
+OPTIONS = PrivacyOptions(epsilon=1.0, unit="device", planned_participations=1_000_000)
 
 
 def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:

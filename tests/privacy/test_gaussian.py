@@ -64,7 +64,9 @@ def test_sampling_amplifies_for_an_outsider(poisson: bool) -> None:
 
 def test_more_releases_need_more_noise() -> None:
     def multiplier(releases: int) -> float:
-        return PrivacyOptions(epsilon=1.0, protect=("model",), releases=releases).noise_multiplier()
+        return PrivacyOptions(
+            epsilon=1.0, protect=("model",), planned_participations=releases
+        ).noise_multiplier()
 
     assert multiplier(100) == pytest.approx(10 * multiplier(1))
 

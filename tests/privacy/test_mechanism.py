@@ -143,7 +143,7 @@ def test_sample_level_estimators_of_a_stream_never_run_out() -> None:
 def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -> None:
     strict, lenient = (
         guard(PrivacyOptions(epsilon=1.0)),
-        guard(PrivacyOptions(epsilon=1.0, resends=1)),
+        guard(PrivacyOptions(epsilon=1.0, retransmissions=1)),
     )
     for door in (strict, lenient):
         assert door.release(report(0), order(0)).local_gradient is not None
@@ -165,7 +165,7 @@ def test_the_same_estimator_goes_out_again_with_the_same_noise_and_for_nothing()
 
 
 def test_spending_tells_both_units_and_what_is_left() -> None:
-    door = guard(PrivacyOptions(epsilon=2.0, unit="device", releases=4))
+    door = guard(PrivacyOptions(epsilon=2.0, unit="device", planned_participations=4))
     assert door.spending().left == 2.0
     for round_ in range(4):
         door.release(report(round_), order(round_))
@@ -177,18 +177,20 @@ def test_spending_tells_both_units_and_what_is_left() -> None:
     assert guard(PrivacyOptions()).spending().left is None
 
 
-@pytest.mark.parametrize("when_spent", ["without-estimator", "absent"])
+@pytest.mark.parametrize("on_exhausted", ["without-estimator", "absent"])
 def test_at_the_end_of_a_devices_budget_it_goes_on_without_estimator_or_stays_away(
-    when_spent: str,
+    on_exhausted: str,
 ) -> None:
     ledger = PrivacyLedger()
-    options = PrivacyOptions(epsilon=2.0, unit="device", releases=3, when_spent=when_spent)  # type: ignore[arg-type]
+    options = PrivacyOptions(
+        epsilon=2.0, unit="device", planned_participations=3, on_exhausted=on_exhausted
+    )  # type: ignore[arg-type]
     door = guard(options, ledger)
     for round_ in range(3):
         assert door.release(report(round_), order(round_)).local_gradient is not None
     spent = ledger.epsilon("device", 1e-5)
     assert spent == pytest.approx(2.0)
-    if when_spent == "absent":
+    if on_exhausted == "absent":
         with pytest.raises(BudgetSpentError, match="nothing was sent"):
             door.release(report(3), order(3))
     else:
@@ -200,7 +202,7 @@ def test_at_the_end_of_a_devices_budget_it_goes_on_without_estimator_or_stays_aw
 
 def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> None:
     options = PrivacyOptions(
-        epsilon=5.0, protect=("estimator", "model"), model_clip=0.1, releases=2
+        epsilon=5.0, protect=("estimator", "model"), model_clip=0.1, planned_participations=2
     )
     ledger = PrivacyLedger()
     door = guard(options, ledger)
@@ -214,7 +216,9 @@ def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> 
 
 
 def test_the_estimator_gives_way_to_a_protected_model() -> None:
-    options = PrivacyOptions(epsilon=5.0, unit="device", protect=("estimator", "model"), releases=2)
+    options = PrivacyOptions(
+        epsilon=5.0, unit="device", protect=("estimator", "model"), planned_participations=2
+    )
     door = guard(options)
     door.release(report(0), order(0))
     door.release(replace(report(1), local_gradient=None, gradient_samples=0), order(1))

@@ -50,7 +50,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> list[SecureAggregationC
     made = provision(root, ["localhost"], ["a", "b", "c"])
     nodes = str(root / "nodes")
     options = [
-        PrivacyOptions(secure_sum=True, members=nodes, member_key=str(made.node_key(n)))
+        PrivacyOptions(secure_aggregation=True, members=nodes, member_key=str(made.node_key(n)))
         for n in "abc"
     ]
     return [SecureAggregationClient(o, 0) for o in options]
@@ -66,7 +66,7 @@ def test_registered_members_share_with_each_other(members: list[SecureAggregatio
 
 
 def test_a_device_the_server_invented_gets_no_share(members: list[SecureAggregationClient]) -> None:
-    invented = SecureAggregationClient(PrivacyOptions(secure_sum=True), 0)
+    invented = SecureAggregationClient(PrivacyOptions(secure_aggregation=True), 0)
     roster = {
         0: keys_of(members[0], 0).keys,
         1: keys_of(invented, 1).keys,
@@ -118,7 +118,7 @@ def test_a_key_of_another_kind_among_the_members_is_named(tmp_path: Path) -> Non
 
 
 def test_an_update_longer_than_the_limit_is_cut_before_it_is_masked() -> None:
-    member = SecureAggregationClient(PrivacyOptions(secure_sum=True), 0)
+    member = SecureAggregationClient(PrivacyOptions(secure_aggregation=True), 0)
     member.hold(report(2.0), ORDER, terms(0))
     held = msgspec.msgpack.decode(member.snapshot()["held"].tobytes(), type=MaskingDevice)
     numbers = FixedPoint(1.0, 3).decode(np.frombuffer(held.words, WORD))

@@ -22,8 +22,8 @@ from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
         ("clip", math.inf),
         ("model_clip", -2.0),
         ("profile_bound", math.nan),
-        ("releases", 0),
-        ("resends", -1),
+        ("planned_participations", 0),
+        ("retransmissions", -1),
         ("protect", ("model", "model")),
     ],
 )
@@ -45,6 +45,6 @@ def test_noise_without_a_budget_is_refused() -> None:
 @pytest.mark.parametrize("robust", ["trimmed", "norm-bounded"])
 def test_robust_means_exclude_secure_sums(robust: Literal["trimmed", "norm-bounded"]) -> None:
     with pytest.raises(ConfigError, match=f'"{robust}" exclude'):
-        refuse_conflicts(PrivacyOptions(secure_sum=True), Aggregation(robust))
-    refuse_conflicts(PrivacyOptions(secure_sum=True), Aggregation("fednova"))
+        refuse_conflicts(PrivacyOptions(secure_aggregation=True), Aggregation(robust))
+    refuse_conflicts(PrivacyOptions(secure_aggregation=True), Aggregation("fednova"))
     refuse_conflicts(PrivacyOptions(), Aggregation(robust))

@@ -19,7 +19,7 @@ from fedkeep.privacy.secagg.client import SecureAggregationClient
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 
 P, G, DEVICES = 6, 4, 4
-OPTIONS = PrivacyOptions(secure_sum=True)
+OPTIONS = PrivacyOptions(secure_aggregation=True)
 
 
 def server_of(estimator: IncrementalEstimator, limits: Limits = Limits()) -> Server:

@@ -14,7 +14,7 @@ from fedkeep.config.method import parse_fleet
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.policies.draw import BalancedReservoir
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.privacy.accountant import BudgetSpentError, PrivacyLedger
@@ -84,9 +84,9 @@ def test_one_sample_is_in_the_gist_of_many_reports() -> None:
     assert min(moved) > 1e-3, moved
 
 
-@pytest.mark.parametrize("tables", [{}, {"gist": {"name": "shared"}, "policy": {"name": "ode"}}])
+@pytest.mark.parametrize("tables", [{}, {"gist": {"mode": "shared"}, "policy": {"name": "ode"}}])
 def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]) -> None:
-    experiment = {"task": {"name": "embedded"}, "privacy": {"epsilon": 8.0}, **tables}
+    experiment = {"task": {"name": "demo"}, "privacy": {"epsilon": 8.0}, **tables}
     fleet = {
         "samples": {"shape": [3], "labels": 2},
         "model": {"name": "softmax"},
@@ -105,14 +105,14 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     "tables",
     [
         {"privacy": {"epsilon": 8.0, "unit": "device"}},
-        {"privacy": {"epsilon": 8.0}, "gist": {"name": "local"}},
-        {"privacy": {"epsilon": 8.0}, "gist": {"name": "none"}},
+        {"privacy": {"epsilon": 8.0}, "gist": {"mode": "local"}},
+        {"privacy": {"epsilon": 8.0}, "gist": {"mode": "none"}},
         {"privacy": {"epsilon": 8.0, "protect": ["model"]}},
         {"privacy": {"epsilon": 8.0}, "policy": {"name": "ode"}},
     ],
 )
 def test_what_has_a_bound_is_not_refused(tables: dict[str, Any]) -> None:
-    assert resolve({"task": {"name": "embedded"}, **tables}).privacy.epsilon == 8.0
+    assert resolve({"task": {"name": "demo"}, **tables}).privacy.epsilon == 8.0
 
 
 # -- the bound, and what it costs ------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def reports(rounds: int, name: str = "shared") -> list[tuple[Report, TrainOrder]
 
 
 def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> None:
-    options = PrivacyOptions(epsilon=4.0, unit="device", clip=CLIP, releases=3)
+    options = PrivacyOptions(epsilon=4.0, unit="device", clip=CLIP, planned_participations=3)
     drawn: list[int] = []
 
     def recorded(size: int) -> FloatArray:
@@ -165,7 +165,9 @@ def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> N
 
 
 def test_a_device_that_must_stay_away_sends_nothing_once_its_gists_are_paid_for() -> None:
-    options = PrivacyOptions(epsilon=4.0, unit="device", clip=CLIP, releases=1, when_spent="absent")
+    options = PrivacyOptions(
+        epsilon=4.0, unit="device", clip=CLIP, planned_participations=1, on_exhausted="absent"
+    )
     guard = DPMechanism(options, PrivacyLedger(), lambda _: None)
     (first, asked), (second, asked_again) = reports(2)
     guard.release(first, asked)

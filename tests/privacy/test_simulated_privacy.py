@@ -17,7 +17,7 @@ def simulator(privacy: dict[str, Any], rounds: int = 8, **tables: Any) -> Simula
     return Simulator(
         resolve(
             {
-                "task": {"name": "embedded"},
+                "task": {"name": "demo"},
                 "policy": {"name": "ode"},
                 "train": train,
                 "privacy": privacy,
@@ -45,7 +45,12 @@ def test_noise_changes_the_run_and_repeats_with_the_seed() -> None:
 
 
 def test_a_resumed_run_spends_and_ends_like_an_unbroken_one() -> None:
-    privacy = {"epsilon": 3.0, "protect": ["estimator", "model"], "releases": 8, "model_clip": 0.5}
+    privacy = {
+        "epsilon": 3.0,
+        "protect": ["estimator", "model"],
+        "planned_participations": 8,
+        "model_clip": 0.5,
+    }
     whole, first, second = (simulator(privacy) for _ in range(3))
     finished(whole)
     for _ in first.run(5):
@@ -58,7 +63,8 @@ def test_a_resumed_run_spends_and_ends_like_an_unbroken_one() -> None:
 
 def test_no_device_exceeds_its_budget_and_those_who_reached_it_stay_away() -> None:
     simulation = simulator(
-        {"epsilon": 4.0, "unit": "device", "releases": 2, "when_spent": "absent"}, rounds=30
+        {"epsilon": 4.0, "unit": "device", "planned_participations": 2, "on_exhausted": "absent"},
+        rounds=30,
     )
     missing = [len(record.summary.missing) for record in simulation.run()]
     spending = simulation.parts.guards.most_spent()
@@ -84,8 +90,8 @@ def test_profiles_are_noised_before_the_plan() -> None:
         ({"epsilon": 1.0}, {"estimator": {"name": "exact"}}, "without noise"),
         ({"epsilon": 1.0}, {"estimator": {"cold_start": "exact"}}, "without noise"),
         ({"epsilon": 1.0}, {"estimator": {"name": "stored"}}, "many times"),
-        ({"secure_sum": True}, {"aggregation": {"name": "trimmed"}}, "exclude each other"),
-        ({"secure_sum": True}, {}, "deploy"),
+        ({"secure_aggregation": True}, {"aggregation": {"name": "trimmed"}}, "exclude each other"),
+        ({"secure_aggregation": True}, {}, "deploy"),
     ],
 )
 def test_options_under_which_the_guarantee_fails_are_refused(

@@ -10,13 +10,13 @@ import pytest
 from fedkeep.core.errors import MissingExtraError
 from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
 from fedkeep.records.measures import (
-    area,
     best_accuracy,
     coverage,
     difference,
     final_accuracy,
     interval,
     late_accuracy,
+    mean_accuracy,
     pooled,
     quantile,
     rounds_to,
@@ -67,25 +67,25 @@ def test_late_accuracy_is_the_mean_of_the_last_five() -> None:
     assert late_accuracy(run("fifo", 0, {0: 0.1}).evaluations) == pytest.approx(0.1)
 
 
-def test_final_best_and_area_are_what_they_are_called() -> None:
+def test_final_best_and_mean_accuracy_are_what_they_are_called() -> None:
     evaluations = run("fifo", 0, FIFO).evaluations
     assert (final_accuracy(evaluations), best_accuracy(evaluations)) == (0.6, 0.7)
     # trapezia of 20 rounds each: .25 + .45 + .55 + .65 + .65 + .6 over 6
-    assert area(evaluations) == pytest.approx(3.15 / 6)
+    assert mean_accuracy(evaluations) == pytest.approx(3.15 / 6)
     uneven = run("fifo", 0, {0: 0.0, 10: 1.0, 40: 1.0}).evaluations
-    assert area(uneven) == pytest.approx((5 + 30) / 40)
-    assert area(uneven[:1]) == 0.0
+    assert mean_accuracy(uneven) == pytest.approx((5 + 30) / 40)
+    assert mean_accuracy(uneven[:1]) == 0.0
     assert best_accuracy(run("fifo", 0, {0: 0.9, 10: 0.5, 20: None}).evaluations) == 0.5
 
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
-        ([0.02, 0.03, 0.04], "ahead"),
-        ([-0.02, -0.03, -0.04], "behind"),
-        ([0.001, -0.001, 0.0], "level"),
-        ([0.05, -0.03, 0.01], "undecided"),
-        ([0.5], "undecided"),
+        ([0.02, 0.03, 0.04], "better"),
+        ([-0.02, -0.03, -0.04], "worse"),
+        ([0.001, -0.001, 0.0], "equivalent"),
+        ([0.05, -0.03, 0.01], "inconclusive"),
+        ([0.5], "inconclusive"),
     ],
 )
 def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) -> None:
@@ -95,7 +95,7 @@ def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) 
 def test_the_seeds_that_would_decide_are_counted() -> None:
     found = difference([0.03, 0.01, -0.01])
     # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first holds for 18 seeds (t = 2.1098)
-    assert (found.verdict, found.seeds_to_decide) == ("undecided", 18)
+    assert (found.verdict, found.seeds_to_decide) == ("inconclusive", 18)
     assert difference([0.02, 0.03, 0.04]).seeds_to_decide is None
     assert difference([0.5]).seeds_to_decide is None
 
@@ -125,9 +125,9 @@ def test_the_verdict_is_said_in_words() -> None:
     alike = [run("sld", seed, {10: 0.5}) for seed in range(3)]
     open_ = [run("high-loss", seed, {10: 0.53 - seed / 50}) for seed in range(3)]
     assert sentences(compare([*base, *better, *alike, *open_])) == [
-        "ode is ahead of fifo by 11.00 ± 2.48 points on toy.",
-        "high-loss against fifo is undecided on toy (+1.00 ± 4.97 points): about 18 seeds would decide it.",
-        "sld is level with fifo to within a point on toy.",
+        "ode is better than fifo by 11.00 ± 2.48 points on toy.",
+        "high-loss against fifo is inconclusive on toy (+1.00 ± 4.97 points): about 18 seeds would decide it.",
+        "sld is equivalent to fifo within a point on toy.",
     ]
     assert "one seed decides nothing" in sentences(compare([base[0], better[0]]))[0]
 
@@ -192,10 +192,10 @@ def test_without_the_base_there_is_no_ratio() -> None:
 
 def test_a_second_table_stands_against_the_base_that_ran() -> None:
     (alone,) = tables(compare([run("ode", 0, FIFO)]))
-    assert alone.columns == ("method", "seeds", "final accuracy", "best", "area")
+    assert alone.columns == ("method", "seeds", "final accuracy", "best", "mean accuracy")
     _, against = tables(compare([run("ode", 0, FIFO), run("fifo", 0, FIFO)]))
     assert against.title == "toy: against fifo"
-    assert against.rows == (("ode", "undecided", "+0.00", "+0.00", "+0.00", "1.00x"),)
+    assert against.rows == (("ode", "inconclusive", "+0.00", "+0.00", "+0.00", "1.00x"),)
 
 
 def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
@@ -212,7 +212,7 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
         ("gist-local", "50.00 %", "50.00 %", "30.0", "10.00 %"),
     )
     assert "| gist-local | 50.00 % |" in markdown(compared)
-    assert "trust is how much of it" in explanation(compared)
+    assert "the correction weight beta" in explanation(compared)
     assert "gist" not in explanation(compare(runs[:1]))
 
 

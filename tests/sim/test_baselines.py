@@ -83,7 +83,7 @@ def test_a_restored_rival_goes_on_as_if_nothing_had_happened(make: Callable[[], 
 
 def final_model(**tables: Table) -> Vector:
     base: Table = {
-        "task": {"name": "embedded", "devices": 1},
+        "task": {"name": "demo", "devices": 1},
         "policy": {"name": "fifo"},
         "train": {"rounds": 8},
     }

@@ -16,7 +16,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.sim.sweep import play_on_ray, run_sweep
 
 TABLE = {
-    "task": {"name": "embedded", "devices": 8},
+    "task": {"name": "demo", "devices": 8},
     "train": {"rounds": 30, "participation": 0.5},
     "record": {"every": 10},
     "methods": {"ode": {"policy": {"name": "ode"}}, "fifo": {"policy": {"name": "fifo"}}},
@@ -39,9 +39,9 @@ try:
     cells = expand(json.loads(sys.argv[1]))
     out = Path(sys.argv[2])
     told = []
-    run_sweep(cells[:2], out, jobs=1, resume=True, on="ray", listen=lambda cell, round_, _: told.append(round_))
+    run_sweep(cells[:2], out, jobs=1, resume=True, backend="ray", listen=lambda cell, round_, _: told.append(round_))
     first = {p.name: p.stat().st_mtime_ns for p in out.glob("*.jsonl")}
-    run_sweep(cells, out, jobs=1, resume=True, on="ray", listen=lambda cell, round_, _: told.append(round_))
+    run_sweep(cells, out, jobs=1, resume=True, backend="ray", listen=lambda cell, round_, _: told.append(round_))
     again = [name for name, when in first.items() if (out / name).stat().st_mtime_ns != when]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
     print(json.dumps({"nodes": sum(node["Alive"] for node in ray.nodes()), "told": told, "again": again}))

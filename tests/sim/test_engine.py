@@ -23,7 +23,7 @@ from fedkeep.tables import Table, merged
 
 def experiment(**tables: object) -> Table:
     base: Table = {
-        "task": {"name": "embedded", "devices": 12},
+        "task": {"name": "demo", "devices": 12},
         "storage": {"capacity": 8},
         "train": {"rounds": 30, "participation": 0.25, "learning_rate": 0.05},
         "record": {"every": 5, "checkpoint_every": 10},
@@ -53,12 +53,12 @@ def test_catching_up_late_equals_seeing_every_sample_as_it_comes(policy: str) ->
 @pytest.mark.parametrize(
     "tables",
     [
-        {"gist": {"name": "local"}},
-        {"gist": {"name": "shared"}},
-        {"gist": {"name": "shared"}, "policy": {"name": "ode"}, "weights": {"client_label": 1.0}},
-        {"gist": {"name": "local", "matched": False}, "policy": {"name": "fifo"}},
+        {"gist": {"mode": "local"}},
+        {"gist": {"mode": "shared"}},
+        {"gist": {"mode": "shared"}, "policy": {"name": "ode"}, "weights": {"client_label": 1.0}},
+        {"gist": {"mode": "local", "label_matching": False}, "policy": {"name": "fifo"}},
         {
-            "gist": {"name": "shared"},
+            "gist": {"mode": "shared"},
             "aggregation": {"name": "fednova"},
             "train": {
                 "rounds": 30,
@@ -163,13 +163,13 @@ def test_learns(policy: str) -> None:
 @pytest.mark.parametrize(
     "tables",
     [
-        {"estimator": {"name": "participants"}},
+        {"estimator": {"name": "round-mean"}},
         {"estimator": {"name": "exact", "exact_samples": 100}},
         {"estimator": {"name": "stored"}},
         {"estimator": {"cold_start": "exact"}},
-        {"storage": {"capacity": 8, "after_use": "renew"}},
+        {"storage": {"capacity": 8, "after_use": "evict_trained_first"}},
         {"storage": {"capacity": 8, "after_use": "discount", "discount": 2}},
-        {"storage": {"capacity": 8, "revalue": False, "max_age": 50}},
+        {"storage": {"capacity": 8, "rescore": False, "max_age": 50}},
         {"weights": {"client_label": 0.5}},
         {"aggregation": {"name": "fednova"}},
         {"preset": "paper"},
@@ -302,7 +302,7 @@ def test_a_flipped_bit_is_noticed_on_resume(tmp_path: Path, finished: bool) -> N
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(
-        'task = { name = "embedded", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
+        'task = { name = "demo", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
         "train = { rounds = 100000, participation = 0.5 }\nsweep = { seed = [0, 1] }\n"
     )
     command = [
@@ -343,7 +343,7 @@ def children_of(pid: int) -> list[int]:
 def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     file = tmp_path / "kill.toml"
     file.write_text(
-        'task = { name = "embedded", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
+        'task = { name = "demo", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
         'policy = { name = "ode" }\ntrain = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n'
     )
     command = [
@@ -427,7 +427,7 @@ def test_the_record_tells_of_what_the_plan_divides(
     tmp_path: Path, tables: Table, names: tuple[str, ...]
 ) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    fixed = {"policy": {"name": "ode"}, "storage": {"quotas": "fixed"}}
+    fixed = {"policy": {"name": "ode"}, "storage": {"quotas": "hard"}}
     run = read_run(play(expand(merged(experiment(**tables), fixed))[0], tmp_path))
     (plan,) = run.of(PlanLine)
     assert plan.regions == names

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from fedkeep.config.experiment import expand, resolve
+from fedkeep.config.experiment import expand, override, read_experiment, resolve
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.planning.greedy import Greedy, Uncoordinated
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.sld import Sld
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.sweep import run_sweep
-from fedkeep.tables import Table, override, read_experiment
+from fedkeep.tables import Table
 
-TASK: Table = {"task": {"name": "embedded"}}
+TASK: Table = {"task": {"name": "demo"}}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ TASK: Table = {"task": {"name": "embedded"}}
         (TASK | {"storage": 5}, "'storage' must be a table, got 5"),
         (TASK | {"seed": -1}, "'seed' must be a whole number of at least 0, got -1"),
         (TASK | {"preset": "papr"}, "unknown preset 'papr': did you mean 'paper'?"),
-        ({"task": {"name": "embeded"}}, "unknown task 'embeded': did you mean 'embedded'?"),
+        ({"task": {"name": "dem"}}, "unknown task 'dem': did you mean 'demo'?"),
         (
             TASK | {"coordinator": {"name": "greedy", "applies_to": "some"}},
             "'coordinator.applies_to' cannot be 'some'",
@@ -87,7 +87,7 @@ def test_a_baseline_runs_uncoordinated_unless_told_otherwise() -> None:
 def test_presets_are_defaults_that_a_file_may_override() -> None:
     authors = resolve(TASK | {"preset": "authors", "policy": {"name": "sld"}})
     assert authors.policy == Sld(variant="authors")
-    assert authors.estimator.name == "participants"
+    assert authors.estimator.name == "round-mean"
     assert not authors.stream.shuffle
     mixed = resolve(TASK | {"preset": "authors", "stream": {"shuffle": True}})
     assert mixed.stream.shuffle
@@ -161,7 +161,7 @@ def test_a_policy_in_a_file_of_ones_own_runs_in_worker_processes_too(tmp_path: P
 
 
 def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
-    own: Table = {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
+    own: Table = {"name": "custom", "path": "x.csv", "partition": {"name": "dirichlet"}}
     table: Table = {
         "task": own,
         "policy": {"name": "fifo"},
@@ -169,7 +169,7 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
     }
     resolved = [cell.experiment.resolved()["task"] for cell in expand(table)]
     assert [task["partition"]["alpha"] for task in resolved] == [0.1, 1.0]
-    assert own == {"name": "own", "path": "x.csv", "partition": {"name": "dirichlet"}}
+    assert own == {"name": "custom", "path": "x.csv", "partition": {"name": "dirichlet"}}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ class FleetProfiles:
     devices: int = 6
 
     def load(self, seed, progress=None):
-        return TASKS["embedded"](devices=self.devices).load(seed)
+        return TASKS["demo"](devices=self.devices).load(seed)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def test_the_terminal_shows_every_method_with_random_beside_ode(directory: Path)
     assert methods == ["fifo", "reservoir", "ode", "full-data", "high-loss"]
     assert all("±" in line for line in lines)
     assert re.search(
-        r"ode is (ahead of|behind|level with|against) ", " ".join(result.output.split())
+        r"ode is (better than|worse than|equivalent to|against) ", " ".join(result.output.split())
     )
 
 

@@ -14,7 +14,7 @@ from fedkeep.data import Federation
 from fedkeep.records import read_run
 from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Place, estimate_seconds, run_sweep
+from fedkeep.sim.sweep import Backend, estimate_seconds, run_sweep
 from fedkeep.tables import Table, merged
 
 FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = (
@@ -31,10 +31,10 @@ CANDIDATES: dict[str, Table] = {
         "coordinator": {"name": "greedy", "applies_to": "all", "clients_per_label": 1_000_000},
         "weights": {"client_label": 1.0},
     },
-    "draw": {"policy": {"name": "draw"}, "gist": {"name": "none"}},
-    LOCAL: {"policy": {"name": "draw"}, "gist": {"name": "local"}},
+    "balanced-reservoir": {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "none"}},
+    LOCAL: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "local"}},
     "ode": {"policy": {"name": "ode"}},
-    SHARED: {"policy": {"name": "draw"}, "gist": {"name": "shared"}},
+    SHARED: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "shared"}},
 }
 """From the simplest to the most elaborate: among equals the first is advised."""
 RATES = (0.01, 0.03, 0.1, 0.3)
@@ -178,7 +178,7 @@ class Trial:
     jobs: int
     tell: Callable[[str, float, float], None]
     """Called with what is being done, the share of the work done, and the seconds that the rest may take."""
-    on: Place = "here"
+    backend: Backend = "local"
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
     _began: float = field(default_factory=time.monotonic)
@@ -210,11 +210,13 @@ class Trial:
         larger = {(name, s): {**table(method, s, capacity=capacity), "label": name} for s in first}
         self._play(f"a store of {capacity} samples", larger)
         for seed in range(FIRST_SEEDS, MOST_SEEDS):
-            if not (undecided := self.open()):
+            if not (inconclusive := self.open()):
                 return
-            self._planned += len(undecided) * self.panel.rounds
-            wanted = {(method, seed): table(method, seed) for method in (self.leader(), *undecided)}
-            self._play(f"seed {seed}: {', '.join(undecided)} undecided", wanted)
+            self._planned += len(inconclusive) * self.panel.rounds
+            wanted = {
+                (method, seed): table(method, seed) for method in (self.leader(), *inconclusive)
+            }
+            self._play(f"seed {seed}: {', '.join(inconclusive)} inconclusive", wanted)
 
     def leader(self) -> str:
         return self.best_of(list(self.panel.candidates))
@@ -225,7 +227,7 @@ class Trial:
         return max(methods, key=lambda m: sum(self.finals[m][seed] for seed in common))
 
     def against(self, method: str, other: str) -> Difference | None:
-        """By how much a method is ahead of another, over the seeds both finished."""
+        """By how much a method differs from another, over the seeds both finished."""
         own, others = self.finals.get(method, {}), self.finals.get(other, {})
         paired = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
         return difference(paired) if paired else None
@@ -234,7 +236,9 @@ class Trial:
         """Candidates of which it is not decided how they stand to the leader; the others need no more seeds."""
         leader = self.leader()
         found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
-        return [m for m, stands in found.items() if stands is None or stands.verdict == "undecided"]
+        return [
+            m for m, stands in found.items() if stands is None or stands.verdict == "inconclusive"
+        ]
 
     def _choose_rounds(self) -> None:
         """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
@@ -300,7 +304,7 @@ class Trial:
 
         self._tell(stage, 0)
         folder.mkdir(parents=True, exist_ok=True)
-        run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, on=self.on)
+        run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, backend=self.backend)
         self._done += sum(cell.experiment.train.rounds for cell in cells)
 
     def _tell(self, stage: str, rounds: int) -> None:

@@ -19,7 +19,7 @@ class DatasetProfile:
     """A fleet's data in figures: what can be counted without training anything.
 
     >>> from fedkeep.data import TASKS
-    >>> seen = DatasetProfile(TASKS["embedded"](devices=5).load(seed=0))
+    >>> seen = DatasetProfile(TASKS["demo"](devices=5).load(seed=0))
     >>> seen.labels_per_device, seen.sample_bytes
     ((9, 10, 10), 120)
     """
@@ -126,16 +126,16 @@ def _contradicted(data: Federation, rng: np.random.Generator) -> float:
 
 
 def recommended(trial: Trial) -> str:
-    """FIFO unless the leader is shown to be ahead of it by what matters; then the simplest that is its equal."""
+    """FIFO unless the leader is shown to be better by what matters; then the simplest that is its equal."""
     leader = trial.leader()
     lead = trial.against(leader, FIFO)
-    if lead is None or lead.verdict != "ahead" or lead.mean + (lead.half_width or 0.0) <= LEVEL:
+    if lead is None or lead.verdict != "better" or lead.mean + (lead.half_width or 0.0) <= LEVEL:
         return FIFO
     for method in trial.panel.candidates:
         lead = trial.against(leader, method)
         if (
             lead is not None
-            and lead.verdict != "undecided"
+            and lead.verdict != "inconclusive"
             and lead.mean + (lead.half_width or 0.0) <= LEVEL
         ):
             return method
@@ -183,7 +183,7 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
             (base, trial.against(other, base)) for base in (method, trial.leader()) if base != other
         ]
         known = [(base, found) for base, found in stands if found is not None]
-        decided = [(base, found) for base, found in known if found.verdict != "undecided"]
+        decided = [(base, found) for base, found in known if found.verdict != "inconclusive"]
         if known:
             base, found = (decided or known)[0]
             more = "" if decided else "; hardly to be decided"
@@ -204,7 +204,7 @@ def _more_storage(trial: Trial, method: str) -> Iterator[str]:
     if found is not None:
         means = (
             "what is old misleads here"
-            if found.verdict == "behind"
+            if found.verdict == "worse"
             else "choosing samples can hardly win more"
         )
         yield f"Unlimited storage is {_by(found)} {_name(method)}: {means}."
@@ -240,15 +240,15 @@ def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
 
 
 def _by(found: Difference | None) -> str:
-    """ "ahead of by 2.1 +- 0.4 points", to be followed by a name."""
+    """ "2.1 ± 0.4 points better than", to be followed by a name."""
     if found is None:
         return "not yet compared with"
     half = "" if found.half_width is None else f" ± {100 * found.half_width:.1f}"
     words = {
-        "ahead": f"{abs(100 * found.mean):.1f}{half} points ahead of",
-        "behind": f"{abs(100 * found.mean):.1f}{half} points behind",
-        "level": "level (within a point) with",
-        "undecided": f"undecided ({100 * found.mean:+.1f}{half} points) against",
+        "better": f"{abs(100 * found.mean):.1f}{half} points better than",
+        "worse": f"{abs(100 * found.mean):.1f}{half} points worse than",
+        "equivalent": "equivalent (within a point) to",
+        "inconclusive": f"inconclusive ({100 * found.mean:+.1f}{half} points) against",
     }
     return words[found.verdict]
 

@@ -208,7 +208,7 @@ class IngestQueue:
             self._changed.notify_all()
 
     def _next_draw(self) -> int:
-        """Return a 64-bit hash of the arrival's place in the stream; it takes the key to know it."""
+        """Return a hash of the arrival's place in the stream; it takes the key to know it."""
         self._offered += 1
         place = self._offered.to_bytes(8, "little")
         return int.from_bytes(blake2b(place, digest_size=8, key=self._key).digest(), "little")

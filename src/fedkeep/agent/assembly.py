@@ -18,6 +18,7 @@ from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
 from fedkeep.agent.sources import make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
+from fedkeep.config.aliases import current
 from fedkeep.config.options import MetricsOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
 from fedkeep.core.bounds import check_range
@@ -153,8 +154,9 @@ def parse_config(table: Table) -> AgentConfig:
 
     >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
     >>> config.policy_name, config.store.budget, config.sources[0].name
-    ('draw', 9000000, 'lines')
+    ('balanced-reservoir', 9000000, 'lines')
     """
+    table = current(table)
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
@@ -199,7 +201,7 @@ def assemble(config: AgentConfig) -> Agent:
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         none = np.zeros(regions.count, dtype=np.int64)
-        index = MemoryStore(none, config.after_use, bends=config.device.quotas == "targets")
+        index = MemoryStore(none, config.after_use, bends=config.device.quotas == "soft")
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
@@ -247,7 +249,10 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
     """
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
-    guarded, summed = 8 if config.privacy else 0, 16 if config.privacy.get("secure_sum") else 0
+    guarded, summed = (
+        8 if config.privacy else 0,
+        16 if config.privacy.get("secure_aggregation") else 0,
+    )
     counted = (
         ledger.REMEMBERED * ledger.ROW_BYTES
         if privacy is not None and privacy.counts_samples

@@ -170,7 +170,7 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
 
 
 def introduce(agent: Agent) -> None:
-    """Return what this agent is, how many samples fit, and what it waits for."""
+    """Log what this agent is, how many samples fit, and what it waits for."""
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
@@ -178,11 +178,12 @@ def introduce(agent: Agent) -> None:
         "policy %s (%s), model %s, samples of %s %s and %d labels; "
         "room for %d samples in %d bytes, %d each; %d stored",
         config.policy_name, config.preset, model, shape, config.samples.dtype,
-        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
+        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size,
+        len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
-            config.device.quotas == "targets"
+            config.device.quotas == "soft"
         )
         valued = agent.device.model is not None and config.policy.uses_direction
         if not config.policy.needs_model:

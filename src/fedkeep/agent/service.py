@@ -189,7 +189,7 @@ def summarise(agent: Agent) -> told.Status:
             }
             taken = gist.nbytes + device.window.nbytes
             known = told.GistStatus(
-                gist.options.name, gist.worth, device.window.count, taken, **did
+                gist.options.mode, gist.worth, device.window.count, taken, **did
             )
         return told.Status(
             samples=len(scores),

@@ -14,7 +14,16 @@ from fedkeep.advice.trial import FIFO, Panel, Trial
 from fedkeep.advice.verdict import DatasetProfile, describe, recommended
 from fedkeep.advice.verdict import advise as judge
 from fedkeep.cli.report import write
-from fedkeep.cli.run import DESCRIPTION, PROCESSORS, Jobs, On, make_folder, place, time_in_words
+from fedkeep.cli.run import (
+    DESCRIPTION,
+    PROCESSORS,
+    BackendName,
+    FormerBackend,
+    Jobs,
+    backend_of,
+    make_folder,
+    time_in_words,
+)
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
@@ -46,7 +55,7 @@ def advise(
         ),
     ] = False,
     drift: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Let labels have their seasons, 0 to 1.")
+        float, typer.Option(min=0.0, max=1.0, help="Strength of the simulated label shift, 0 to 1.")
     ] = 0.0,
     device: Annotated[str, typer.Option(help="The column that names the device.")] = "device",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
@@ -58,20 +67,22 @@ def advise(
     ] = None,
     model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
     jobs: Jobs = PROCESSORS,
-    on: On = "here",
+    backend: BackendName = "local",
+    on: FormerBackend = None,
     out: Annotated[
         Path | None, typer.Option(help="Where everything goes. [default: advice/NAME]")
     ] = None,
 ) -> None:
     """Say what devices should keep of data like yours.
 
-    Tries FIFO, class-balanced FIFO, a draw with and without a gist, ODE and unlimited storage on it, each at its own
+    Tries FIFO, class-balanced FIFO, a balanced reservoir with and without a gist, ODE and unlimited
+    storage on it, each at its own
     learning rate, and ends in words: what to use, by how much, how sure that is, what a larger store or a gist would
     buy, and what to worry about. Ctrl-C keeps what is done; the same call goes on from there.
     """
     folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
     make_folder(folder)
-    task = {"name": "own", ("source" if ":" in data else "path"): data, "test_fraction": 0.2}
+    task = {"name": "custom", ("source" if ":" in data else "path"): data, "test_fraction": 0.2}
     task |= {"device": device, "label": label, "model": model}
     if devices:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
@@ -95,9 +106,10 @@ def advise(
     )
     resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
     typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
-    jobs = processors() if on == "ray" else jobs
+    chosen = backend_of(backend, on)
+    jobs = processors() if chosen == "ray" else jobs
     with _stage_progress() as tell:
-        trial = Trial(panel, folder, 60 * minutes, jobs, tell, place(on))
+        trial = Trial(panel, folder, 60 * minutes, jobs, tell, chosen)
         complete = trial.run()
     if not trial.finals:
         raise FedkeepError(

@@ -189,7 +189,7 @@ def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     kind, way, full = "value", "", ""
-    if decision.policy == "draw":
+    if decision.policy == "balanced-reservoir":
         kind, full = (
             "random key",
             f": label {decision.label} had its slots, with higher keys in all of them",

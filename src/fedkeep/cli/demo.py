@@ -15,7 +15,7 @@ from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
 
 EXPERIMENT = {
-    "task": {"name": "embedded"},
+    "task": {"name": "demo"},
     "storage": {"capacity": 10},
     "train": {"rounds": 300, "participation": 0.1, "epochs": 5, "learning_rate": 0.02},
     "record": {"every": 10, "checkpoint_every": 1000},
@@ -24,11 +24,11 @@ EXPERIMENT = {
         "balanced-fifo": {
             "policy": {"name": "fifo"},
             "coordinator": {"applies_to": "all"},
-            "storage": {"quotas": "fixed"},
+            "storage": {"quotas": "hard"},
             "weights": {"client_label": 1.0},
         },
         "ode": {"policy": {"name": "ode"}},
-        "gist-local": {"gist": {"name": "local"}},
+        "gist-local": {"gist": {"mode": "local"}},
         "gist-shared": {},  # the default has nothing to say
         "full-data": {"policy": {"name": "full-data"}},
     },

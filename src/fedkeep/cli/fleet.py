@@ -164,11 +164,12 @@ def serve(
 
     Starts a SuperLink, runs the fleet's app on it, and resumes the run if it dies.
     """
+    from fedkeep.config.experiment import override
     from fedkeep.core.errors import ConfigError
     from fedkeep.deploy.deployment import Deployment
     from fedkeep.deploy.local_fleet import serve as serve_app
     from fedkeep.flower.server_app import make_app, show_log
-    from fedkeep.tables import merged, override
+    from fedkeep.tables import merged
 
     if not insecure and not (credentials / "server.crt").exists():
         raise ConfigError(

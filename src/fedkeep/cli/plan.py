@@ -13,13 +13,12 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from fedkeep.config.experiment import expand
+from fedkeep.config.experiment import expand, read_experiment
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FASTEST, FleetProfiles
 from fedkeep.sim.assembly import assemble
-from fedkeep.tables import read_experiment
 
 Names: TypeAlias = tuple[str, ...]
 _ROWS_SHOWN = 50

@@ -41,10 +41,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Say which method is ahead, by how much, and how sure that is.
+    """Compare methods: which is better, by how much, how certain.
 
-    Compares all runs in a directory, seed by seed: final and best accuracy, the area under the curve, and how much
-    sooner each method gets to where another ends.
+    Compares all runs in a directory, seed by seed: final and best accuracy, the mean accuracy over
+    rounds, and the speedup to where another method ends.
     """
     runs = read_runs(directory)
     methods = {run.header.method for run in runs}

@@ -13,21 +13,24 @@ from rich import progress as bars
 from rich.console import Console
 
 from fedkeep.cli.report import print_tables
-from fedkeep.config.experiment import RunSpec, expand
+from fedkeep.config.aliases import current_option
+from fedkeep.config.experiment import RunSpec, expand, override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.runner import is_finished, record_path
-from fedkeep.sim.sweep import Listener, Place, estimate_seconds, processors, run_sweep
-from fedkeep.tables import override, read_experiment
+from fedkeep.sim.sweep import Backend, Listener, estimate_seconds, processors, run_sweep
 
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time.", show_default="one per processor")]
-On = Annotated[
+BackendName = Annotated[
     str,
     typer.Option(
-        metavar="here|ray", help="Where runs are played: on this machine, or on a Ray cluster."
+        "--backend",
+        metavar="local|ray",
+        help="Where runs are played: on this machine, or on a Ray cluster.",
     ),
 ]
+FormerBackend = Annotated[str | None, typer.Option("--on", hidden=True)]
 PROCESSORS = os.cpu_count() or 1
 DESCRIPTION = bars.TextColumn("{task.description}")
 
@@ -47,23 +50,32 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where an earlier call stopped.")
     ] = False,
-    on: On = "here",
+    backend: BackendName = "local",
+    on: FormerBackend = None,
 ) -> None:
     """Run an experiment and print what it showed."""
     cells = expand(override(read_experiment(file), settings or []))
     directory = out if out is not None else Path("runs") / file.stem
-    play_all(cells, directory, jobs=jobs, resume=resume, on=place(on))
+    play_all(cells, directory, jobs=jobs, resume=resume, backend=backend_of(backend, on))
     print_tables(compare(read_runs(directory)))
 
 
-def place(name: str) -> Place:
-    if name not in get_args(Place):
-        raise ConfigError(f"--on takes here or ray, got '{name}'")
-    return cast(Place, name)
+def backend_of(name: str, former: str | None) -> Backend:
+    """Check the value of `--backend`, or of the option that it was before."""
+    if former is not None:
+        name = current_option("--on", former)
+    if name not in get_args(Backend):
+        raise ConfigError(f"--backend takes local or ray, got '{name}'")
+    return cast(Backend, name)
 
 
 def play_all(
-    cells: Sequence[RunSpec], directory: Path, *, jobs: int, resume: bool, on: Place = "here"
+    cells: Sequence[RunSpec],
+    directory: Path,
+    *,
+    jobs: int,
+    resume: bool,
+    backend: Backend = "local",
 ) -> None:
     """Runs the cells with one progress display, and says beforehand how long it will take."""
     console = Console(stderr=True)
@@ -80,14 +92,14 @@ def play_all(
             cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)
         }.values():
             load_data(experiment.task, experiment.seed, progress)
-    jobs = processors() if on == "ray" else jobs
+    jobs = processors() if backend == "ray" else jobs
     seconds = estimate_seconds(waiting, jobs)
     console.print(
         f"{len(waiting)} of {len(cells)} runs to do, about {time_in_words(seconds)} with {jobs} at a time."
     )
     try:
         with _sweep_progress(cells, console) as listen:
-            run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, on=on)
+            run_sweep(cells, directory, jobs=jobs, resume=resume, listen=listen, backend=backend)
     except KeyboardInterrupt:
         command = shlex.join(["fedkeep", *sys.argv[1:], *([] if resume else ["--resume"])])
         raise FedkeepError(

@@ -1,14 +1,16 @@
 """An experiment: a TOML file's tables, resolved to the components they name."""
 
 import dataclasses
-import hashlib
-import json
+import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any
 
+from fedkeep.config import canonical
+from fedkeep.config.aliases import current
 from fedkeep.config.method import (
     METHOD_KEYS,
     METHOD_TABLES,
@@ -24,7 +26,7 @@ from fedkeep.core.regions import Regions
 from fedkeep.core.registry import did_you_mean
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.loading import find_component
-from fedkeep.tables import Table, build, flat, merged, put
+from fedkeep.tables import Table, build, flat, merged, put, read_toml
 
 _DATA_TABLES: dict[str, type[Any]] = {
     "stream": StreamOptions,
@@ -60,36 +62,56 @@ class Experiment(Method):
         return {"label": self.label, **self.described(), **data}
 
     def digest(self) -> str:
-        """A short hash of all that is not at its default; two runs with the same hash give the same bytes.
+        """Hash the experiment; two runs with the same hash give the same bytes.
 
-        An option that is added later, at its default, leaves the hashes of finished runs as they are.
+        It is the hash of the frozen canonical form (`config.canonical`): an option that is added,
+        renamed, or gets another default leaves the hashes of finished runs as they are.
         """
-        table: Table = {
-            "seed": self.seed,
-            "label": self.label,
-            "model": dict(self.model),
-            "names": self.names,
-        }
-        for key in ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES):
-            options, table[key] = getattr(self, key), {}
-            for field in dataclasses.fields(options):
-                default = (
-                    field.default
-                    if field.default_factory is dataclasses.MISSING
-                    else field.default_factory()
-                )
-                if (value := getattr(options, field.name)) != default:
-                    table[key][field.name] = value
-        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+        keys = ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES)
+        return canonical.digest(self, {key: getattr(self, key) for key in keys})
+
+
+def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
+    """An experiment file's tables; `base = "other.toml"`, or a list of files, takes those of other files first."""
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base: take it out of the files named as 'base'")
+    table = current(read_toml(path))
+    bases = table.pop("base", [])
+    below: Table = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
+    return merged(below, table)
+
+
+def override(table: Table, settings: list[str]) -> Table:
+    """The table with each `key=value` of `settings` put in; values are TOML, bare words are strings.
+
+    >>> override({"train": {"rounds": 100}}, ["train.rounds=20", "policy.name=ode"])
+    {'train': {'rounds': 20}, 'policy': {'name': 'ode'}}
+    """
+    changes: Table = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, got '{setting}'")
+        try:
+            value = tomllib.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        except RecursionError:
+            raise ConfigError(f"--set {key.strip()} nests too deep") from None
+        put(changes, key.strip(), value)
+    return merged(table, current(changes))
 
 
 def resolve(table: Table) -> Experiment:
     """The experiment that a table without sweeps and methods describes.
 
-    >>> experiment = resolve({"task": {"name": "embedded"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}})
+    >>> experiment = resolve({"task": {"name": "demo"}, "policy": {"name": "ode"}, "storage": {"capacity": 5}})
     >>> experiment.label, experiment.storage.capacity, experiment.train.epochs
     ('ode', 5, 5)
     """
+    table = current(table)
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
@@ -135,7 +157,7 @@ def expand(table: Table) -> list[RunSpec]:
     """The runs of an experiment file: every method, times every combination in `[sweep]`.
 
     >>> methods = {"fifo": {"policy": {"name": "fifo"}}, "ode": {"policy": {"name": "ode"}}}
-    >>> table = {"task": {"name": "embedded"}, "methods": methods, "sweep": {"storage.capacity": [5, 10]}}
+    >>> table = {"task": {"name": "demo"}, "methods": methods, "sweep": {"storage.capacity": [5, 10]}}
     >>> for cell in expand(table):
     ...     print(cell.name)
     fifo-storage.capacity=5-seed0
@@ -143,7 +165,7 @@ def expand(table: Table) -> list[RunSpec]:
     ode-storage.capacity=5-seed0
     ode-storage.capacity=10-seed0
     """
-    table = dict(table)
+    table = current(table)
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
     if not isinstance(sweep, dict) or not isinstance(methods, dict):
         raise ConfigError("'sweep' and 'methods' must be tables")

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from fedkeep.config.aliases import current
 from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
@@ -160,6 +161,7 @@ def parse_fleet(table: Table) -> FleetSpec:
     Traceback (most recent call last):
     fedkeep.core.errors.ConfigError: unknown table 'tran': did you mean 'train'?
     """
+    table = current(table)
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
@@ -198,7 +200,7 @@ def method_parts(table: Table) -> dict[str, Any]:
         raise ConfigError(f"gist.last_layers {words}")
     if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
         words = (
-            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.name = 'local'"
+            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.mode = 'local'"
         )
         raise ConfigError(f"a shared gist {words}")
     seed = table.get("seed", 0)
@@ -236,7 +238,9 @@ def with_preset(table: Table) -> Table:
     remaining = {key: value for key, value in table.items() if key != "preset"}
     policy, _ = named(remaining, "policy", default=DEFAULT_POLICY)
     said = experiment_tables(str(table.get("preset", DEFAULT)), policy)
-    if table_of(remaining, "privacy").get("secure_sum"):  # a robust mean must see single reports
+    if table_of(remaining, "privacy").get(
+        "secure_aggregation"
+    ):  # a robust mean must see single reports
         said = merged(said, {"aggregation": {"name": "fedavg"}})
     return merged(said, remaining)
 

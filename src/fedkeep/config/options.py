@@ -20,9 +20,9 @@ class StorageOptions(StoreRules):
 
     capacity: int = 10
     """|B_c| of the paper: how many samples a device can keep."""
-    after_use: Literal["keep", "discount", "renew"] = "keep"
+    after_use: Literal["keep", "discount", "evict_trained_first"] = "keep"
     """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
-    lowers their rank with each use; `renew` lets any later arrival of the region displace them."""
+    lowers their rank with each use; `evict_trained_first` lets any later arrival of the region displace them."""
     discount: int = 1
     """Places within its region that a sample loses with each use, where `after_use` is "discount"."""
 
@@ -45,11 +45,11 @@ class StorageOptions(StoreRules):
 class EstimatorOptions:
     """`estimator`: how the server comes to g_hat.
 
-    `incremental` is Eq. 8, `participants` the mean over those that took part this round, `exact` the oracle: every
+    `incremental` is Eq. 8, `round-mean` the mean over those that took part this round, `exact` the oracle: every
     device has the current model and the exact global gradient in every round.
     """
 
-    name: Literal["incremental", "participants", "exact", "stored"] = "incremental"
+    name: Literal["incremental", "round-mean", "exact", "stored"] = "incremental"
     """`stored` is the ablation without estimators: participants' gradients over their stored samples only."""
     cold_start: Literal["none", "exact"] = "none"
     """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's exact gradient."""

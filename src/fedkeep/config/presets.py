@@ -11,27 +11,27 @@ from fedkeep.core.registry import find
 from fedkeep.tables import Table, merged
 
 DEFAULT = "default"
-DEFAULT_POLICY = "draw"
+DEFAULT_POLICY = "balanced-reservoir"
 
 PRESETS: dict[str, dict[str, Table]] = {
     "default": {
         "*": {"aggregation": {"name": "robust"}},
-        "draw": {
-            "storage": {"after_use": "renew"},
+        "balanced-reservoir": {
+            "storage": {"after_use": "evict_trained_first"},
             "weights": {"client_label": 1.0},
-            "gist": {"name": "shared"},
+            "gist": {"mode": "shared"},
         },
         "ode": {
             "policy": {"choice": "drawn"},
-            "storage": {"after_use": "renew"},
+            "storage": {"after_use": "evict_trained_first"},
             "weights": {"client_label": 1.0},
-            "estimator": {"name": "participants"},
+            "estimator": {"name": "round-mean"},
         },
     },
     "paper": {
         "*": {
             "aggregation": {"name": "fedavg"},
-            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
+            "storage": {"after_use": "keep", "rescore": True, "quotas": "hard"},
             "weights": {"client_label": 0.0},
             "estimator": {"name": "incremental", "cold_start": "none"},
             "stream": {"shuffle": True},
@@ -41,10 +41,10 @@ PRESETS: dict[str, dict[str, Table]] = {
     "authors": {
         "*": {
             "aggregation": {"name": "fedavg"},
-            "storage": {"after_use": "keep", "revalue": True, "quotas": "fixed"},
+            "storage": {"after_use": "keep", "rescore": True, "quotas": "hard"},
             "coordinator": {"clients_per_label": 1_000_000},
             "weights": {"client_label": 0.0},
-            "estimator": {"name": "participants", "cold_start": "exact"},
+            "estimator": {"name": "round-mean", "cold_start": "exact"},
             "stream": {"shuffle": False},
             "train": {"decay": 1.0},
         },

@@ -53,8 +53,8 @@ def about(thing: Any) -> str:
 def toml(value: Any) -> str:
     """A value as it would stand in the file.
 
-    >>> print(toml({"name": "own", "shape": (1, 28), "label names": ['5" disk', True]}))
-    { name = "own", shape = [1, 28], "label names" = ["5\\" disk", true] }
+    >>> print(toml({"name": "custom", "shape": (1, 28), "label names": ['5" disk', True]}))
+    { name = "custom", shape = [1, 28], "label names" = ["5\\" disk", true] }
     """
     if isinstance(value, bool):
         return str(value).lower()

@@ -46,12 +46,12 @@ from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 class StoreRules:
     """How a device treats what it has stored, and how slots are divided."""
 
-    revalue: bool = True
+    rescore: bool = True
     """Whether stored samples are scored anew whenever a new model and g_hat arrive."""
     max_age: int | None = None
     """Arrivals after which a stored sample makes way for any newcomer; None: never."""
-    quotas: Literal["targets", "fixed"] = "targets"
-    """`targets` lends the slots of regions that have not come to those that have; `fixed` is the paper."""
+    quotas: Literal["soft", "hard"] = "soft"
+    """`soft`: regions borrow the free slots of regions that have not arrived; `hard` is the paper."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", least=1)
@@ -111,7 +111,7 @@ class Device:
     It keeps `capacity` samples by the policy; what is not given is as the policy needs it. A store of one's own follows
     its own rule: `after_use` is for the one in memory.
 
-    >>> from fedkeep.core.policies.draw import BalancedReservoir
+    >>> from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
     >>> from fedkeep.core.types import LocalTraining
     >>> from fedkeep.learn.dense_learner import DenseLearner
     >>> learner = DenseLearner((2, 2))
@@ -153,18 +153,16 @@ class Device:
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
         none = np.zeros(self.regions.count, dtype=np.int64)
         self.store = (
-            MemoryStore(none, after_use, bends=options.quotas == "targets")
-            if store is None
-            else store
+            MemoryStore(none, after_use, bends=options.quotas == "soft") if store is None else store
         )
         if (
             gist.kept
-            and gist.matched
+            and gist.label_matching
             and self.regions.count > 1
             and self.weighting.client_label != 1
         ):
             raise ConfigError(
-                "gist.matched needs weights by client and label: set weights.client_label = 1, or matched = false"
+                "gist.label_matching needs weights by client and label: set weights.client_label = 1, or label_matching = false"
             )
         self.gist = (
             Gist(gist, learner.tail(gist.last_layers), seed, fair=policy.fair)
@@ -381,7 +379,7 @@ class Device:
         """Takes a new model and direction, and re-values what is stored under them."""
         first_direction = self.direction is None and direction is not None
         self.set_model(model, direction, probe)
-        if self.options.revalue or first_direction:
+        if self.options.rescore or first_direction:
             held = self.store.stored()
             measured = self.measure(held.batch) if stored is None else stored
             self._selection.revalue(held, measured, child_seed(self.seed, "revalue", self._round))

@@ -25,45 +25,45 @@ from fedkeep.core.types import FloatArray, State, Vector
 Encoding: TypeAlias = Literal["float32", "float16", "int8"]
 _BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
+_DRIFT_POWER = 3.0
+"""The power of the gradient correlation rho that damps the drift term, beside beta."""
+_LABEL_CONTRAST = 10.0
+"""Prior variance of the labels' mean gradients over that of a sample, for labels not stored."""
 
 
 @dataclass(frozen=True)
 class GistOptions:
     """`gist`: whether devices keep a gist of their stream, and how they use it."""
 
-    name: Literal["none", "local", "shared"] = "none"
+    mode: Literal["none", "local", "shared"] = "none"
     """`local` sends nothing that plain federated averaging does not; `shared` sends each gist to the server, which
     sends back the fleet's: it also corrects the drift between devices."""
-    kappa: float = 0.5
-    """How far steps turn from the device's gist to the fleet's (`shared`), as trust and `fading` allow."""
-    fading: float = 3.0
-    """The power of the likeness that `kappa` is multiplied by, beside the trust: the higher, the sooner it fades where
-    models move far between two participations."""
-    matched: bool = True
-    """Compare stream and store label by label: without it, a window of one label is taken for the whole world."""
-    memory: float = 100.0
-    """The most samples a gist counts for: the more, the steadier, and the slower to follow a drift."""
-    contrast: float = 10.0
-    """How much labels differ, for those that are not stored: the variance of their mean gradients over a sample's."""
+    drift_weight: float = 0.5
+    """Strength of the drift term of `shared`, from the device's gist towards the fleet's, 0 to 1.
+
+    It is multiplied by beta and by the cube of the gradient correlation rho.
+    """
+    label_matching: bool = True
+    """Whether stream and store are compared label by label; without it all samples count as one label."""
+    max_ess: float = 100.0
+    """The largest effective sample size: the larger, the less noise, and the slower to follow a drift."""
     encoding: Encoding = "float32"
     """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64 numbers."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
-        check_range(self, "kappa", least=0, most=1)
-        check_range(self, "fading", least=0)
-        check_range(self, "memory", "last_layers", least=1)
-        check_range(self, "contrast", above=0)
+        check_range(self, "drift_weight", least=0, most=1)
+        check_range(self, "max_ess", "last_layers", least=1)
 
     @property
     def kept(self) -> bool:
         """Whether there is a gist at all."""
-        return self.name != "none"
+        return self.mode != "none"
 
     @property
     def shared(self) -> bool:
-        return self.name == "shared"
+        return self.mode == "shared"
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,13 +222,13 @@ class Gist:
         nothing = Correction(None, None, 0.0, likeness, 0.0, None, None)
         if past is None and not window.count:
             return nothing
-        if options.matched:
-            mixture = mixed(made, holding, window.counts, shares, options.contrast, fair=self._fair)
+        if options.label_matching:
+            mixture = mixed(made, holding, window.counts, shares, _LABEL_CONTRAST, fair=self._fair)
         else:
             holding = replace(stored, regions=np.zeros_like(stored.regions))
             mixture = averaged(made, holding, window.count)
         known, seen, weights, making = mixture
-        making = making.bounded(options.memory)
+        making = making.bounded(options.max_ess)
         gist = self._own(window.mean(seen))
         if weights.any():
             gist += self._own(stored.under(stored.before, weights))
@@ -238,10 +238,10 @@ class Gist:
         own = gist - self._own(stored.means[0])
         own *= beta
         # Times the trust as well, or the noise of a gist that few samples made would come into every step.
-        turned = options.kappa * beta * likeness**options.fading
+        turned = options.drift_weight * beta * likeness**_DRIFT_POWER
         turn = None if fleet is None else turned * (fleet - gist)
         back, scale = (covariance / second, first / second) if beta > 0 else (0.0, 0.0)
-        left = making.carried(holding, beta, back, scale).bounded(options.memory)
+        left = making.carried(holding, beta, back, scale).bounded(options.max_ess)
         length = float(np.sqrt(_inner(stored.means[1], stored.means[1])))
         mending = Correction(
             own, turn, beta, likeness, length, self._own(stored.means[1]) + own, left

@@ -24,18 +24,18 @@ class AfterUse:
     """What becomes of samples that were trained on.
 
     `keep` is the paper: their score is all that counts. `discount` lowers a sample's rank within its region by
-    `discount` places for each use; ranks, since scores may be negative. `renew` lets any later arrival of the
+    `discount` places for each use; ranks, since scores may be negative. `evict_trained_first` lets any later arrival of the
     region displace the lowest sample that was trained on, whatever its score.
     """
 
-    name: Literal["keep", "discount", "renew"] = "keep"
+    name: Literal["keep", "discount", "evict_trained_first"] = "keep"
     discount: int = 1
 
     def __post_init__(self) -> None:
         check_range(self, "discount", least=0)
 
     def tier(self, uses: int) -> int:
-        return _GIVES_WAY if self.name == "renew" and uses > 0 else _RANKED
+        return _GIVES_WAY if self.name == "evict_trained_first" and uses > 0 else _RANKED
 
 
 class _Entry:

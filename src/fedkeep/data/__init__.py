@@ -1,7 +1,7 @@
 """Datasets, partitions and streams: what each device of a simulated fleet sees, and when.
 
 >>> from fedkeep.data import TASKS, Stream, StreamOptions
->>> fleet = TASKS["embedded"](devices=3).load(seed=0)
+>>> fleet = TASKS["demo"](devices=3).load(seed=0)
 >>> stream = Stream(fleet, StreamOptions(rounds_per_pass=100), seed=0)
 >>> len(stream.arrivals(0, 0, 10)) == stream.position(0, 10)
 True
@@ -22,10 +22,10 @@ TASKS: Registry[type[Task]] = Registry(
     "task",
     {
         "audio-mnist": AudioMnist,
-        "embedded": Demo,
+        "demo": Demo,
         "fashion-mnist": FashionMnist,
         "har": Har,
-        "own": Custom,
+        "custom": Custom,
         "synthetic": Synthetic,
         "traffic": Traffic,
         "uji-indoor": UjiIndoor,

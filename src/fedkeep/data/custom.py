@@ -1,4 +1,4 @@
-"""The task `own`: a user's data in one TOML table, from npz, CSV or Parquet files or from any Python iterator.
+"""The task `custom`: a user's data in one TOML table, from npz, CSV or Parquet files or from any Python iterator.
 
 Some data sets with devices and an order of their own are such files, made ready: voices, network flows, WiFi scans.
 """

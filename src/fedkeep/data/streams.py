@@ -29,7 +29,7 @@ class StreamOptions:
     shuffle: bool = True
     """Whether every pass has an order of its own; False repeats the data's, as the authors' code does."""
     burst: float = 0.0
-    """Rounds that one label lasts at a device on average, each device by itself; 0: labels come mixed."""
+    """Label runs: rounds that one label lasts at a device on average; 0: labels come mixed."""
     drift: float = 0.0
     """Label shift over time, 0..1: at 1 labels come one after the other, the same for all devices."""
     drift_passes: int = 1
@@ -129,14 +129,14 @@ class Stream:
         )
 
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
-        """The order of one cycle: a pass or, under drift, some passes mixed so that labels have seasons."""
+        """The order of one cycle: a pass or, under drift, some passes mixed so that labels shift."""
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
         order = np.concatenate([self._pass_order(device, owned, number) for number in passes])
         if not self._options.drift:
             return order
         time = (np.arange(len(order)) + 0.5) / len(order)
-        season = self._phase[self._data.y[owned[order]]]
-        keys = (1 - self._options.drift) * time + self._options.drift * season
+        shift = self._phase[self._data.y[owned[order]]]
+        keys = (1 - self._options.drift) * time + self._options.drift * shift
         return order[np.argsort(keys, kind="stable")]
 
     def _pass_order(self, device: int, owned: IntArray, number: int) -> IntArray:

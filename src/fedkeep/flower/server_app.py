@@ -16,6 +16,7 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeep.config.aliases import current
 from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
 from fedkeep.config.options import MetricsOptions
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
@@ -100,7 +101,7 @@ def tables_of(run_config: UserConfig) -> Table:
             raise ConfigError(
                 f"'{key}' cannot be {value!r}: a list is written as '[1, 2]'"
             ) from error
-    return tables
+    return current(tables)
 
 
 def config_of(tables: Table) -> UserConfig:
@@ -164,7 +165,7 @@ def open_strategy(
     store = StateStore(state.url, state.run) if state.url else None
     sums = (
         SecureAggregationServer(server, privacy, server.gradient_size)
-        if privacy.secure_sum
+        if privacy.secure_aggregation
         else None
     )
     strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
@@ -191,7 +192,7 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
         )
     privacy = said["privacy"]
     refuse_conflicts(privacy, aggregation)
-    silent = privacy.when_spent == "absent" or "model" in privacy.protect
+    silent = privacy.on_exhausted == "absent" or "model" in privacy.protect
     if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "

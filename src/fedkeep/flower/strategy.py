@@ -86,7 +86,9 @@ class FedkeepStrategy:
             return False
         if any(name.startswith("sums.") for name in saved.state) != (self.sums is not None):
             words = "resume it as it was, or begin another"
-            raise ConfigError(f"this run was saved with another privacy.secure_sum: {words}")
+            raise ConfigError(
+                f"this run was saved with another privacy.secure_aggregation: {words}"
+            )
         restore_parts(self._parts, saved.state)
         self._tally[:] = saved.state.get("tally.bytes", 0)
         log.info("resumed: round %d is next", self.server.round)

@@ -153,7 +153,7 @@ class DPMechanism:
         if self._fits(charges):
             return charges
         without_estimator = [charge for charge in charges if charge.stream != "estimator"]
-        if self._options.when_spent == "absent" or not self._fits(without_estimator):
+        if self._options.on_exhausted == "absent" or not self._fits(without_estimator):
             raise BudgetSpentError(
                 f"the privacy budget of epsilon {self._options.epsilon} per {self._options.unit} is spent: "
                 "nothing was sent; raise privacy.epsilon, or keep this device out"

@@ -32,17 +32,17 @@ class PrivacyOptions:
     """The longest model update that is sent in full."""
     profile_bound: float = 100.0
     """The longest velocity vector that is told in full; used where the unit is a device."""
-    releases: int = 1
+    planned_participations: int = 1
     """How many participations the budget is made for: each costs a model update, and a device's estimator."""
-    resends: int = 0
+    retransmissions: int = 0
     """How often a sample's estimator may be sent again after a lost reply; beyond that it is withheld."""
-    when_spent: Literal["without-estimator", "absent"] = "without-estimator"
+    on_exhausted: Literal["without-estimator", "absent"] = "without-estimator"
     """What a device does with its budget spent: take part without an estimator, or not at all."""
-    secure_sum: bool = False
+    secure_aggregation: bool = False
     """Whether the server sees only sums of reports (secure aggregation)."""
     sum_threshold: float = 0.5
     """A sum needs more than this share of the devices asked for it; at least half, so that no two sums fit in one."""
-    sum_least: int | None = None
+    min_cohort: int | None = None
     """A device is in no sum of fewer devices; None: of fewer than three registered `members`, or than two at all."""
     members: str = ""
     """On a device: the directory of the fleet's public node keys; only their owners may be in a sum with it."""
@@ -60,13 +60,13 @@ class PrivacyOptions:
             "clip",
             "model_clip",
             "profile_bound",
-            "releases",
+            "planned_participations",
             above=0,
             below=math.inf,
         )
-        check_range(self, "resends", least=0)
+        check_range(self, "retransmissions", least=0)
         check_range(self, "sum_threshold", least=0.5, most=1)
-        check_range(self, "sum_least", least=2)
+        check_range(self, "min_cohort", least=2)
         check_range(self, "delta", above=0, below=1)
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
@@ -89,7 +89,7 @@ class PrivacyOptions:
     @property
     def least_in_sum(self) -> int:
         """The fewest devices, this one included, with which it is in a sum."""
-        return self.sum_least or (3 if self.members else 2)
+        return self.min_cohort or (3 if self.members else 2)
 
     def threshold(self, asked: int) -> int:
         """How many of the devices asked must stay to the end of a secure sum."""
@@ -102,8 +102,10 @@ class PrivacyOptions:
         """
         if self.epsilon is None:
             raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
-        estimators = 1 + self.resends if self.unit == "sample" else self.releases
-        planned = {"estimator": estimators, "model": self.releases, "profile": 1}
+        estimators = (
+            1 + self.retransmissions if self.unit == "sample" else self.planned_participations
+        )
+        planned = {"estimator": estimators, "model": self.planned_participations, "profile": 1}
         return math.sqrt(
             sum(planned[stream] for stream in self.protect) / budget_cost(self.epsilon, self.delta)
         )
@@ -111,8 +113,8 @@ class PrivacyOptions:
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
     """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
-    if options.secure_sum and aggregation.name in ("trimmed", "norm-bounded", "robust"):
+    if options.secure_aggregation and aggregation.name in ("trimmed", "norm-bounded", "robust"):
         raise ConfigError(
-            f'privacy.secure_sum and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
+            f'privacy.secure_aggregation and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
             "single reports, which secure aggregation hides; drop one of the two"
         )

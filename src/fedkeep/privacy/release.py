@@ -57,7 +57,7 @@ class ReleasePipeline:
             commit()
 
         self._guard = DPMechanism(options, self._ledger, charged, normal or system_normal)
-        if options.secure_sum:
+        if options.secure_aggregation:
             from fedkeep.privacy.secagg.client import SecureAggregationClient
 
             self._member = SecureAggregationClient(options, gradient_size)
@@ -71,7 +71,7 @@ class ReleasePipeline:
         if self._member is not None:
             raise RejectedError(
                 "in the clear",
-                "privacy.secure_sum is set here: this device answers secure orders only",
+                "privacy.secure_aggregation is set here: this device answers secure orders only",
             )
 
     def terms(self, payload: bytes) -> "SecureAggregationConfig":
@@ -125,7 +125,7 @@ class ReleasePipeline:
     def vitals(self, vitals: DeviceStats) -> DeviceStats | None:
         """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
         options = self._options
-        if options.secure_sum or options.encrypted_profiles or options.protects("profile"):
+        if options.secure_aggregation or options.encrypted_profiles or options.protects("profile"):
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
@@ -159,6 +159,6 @@ class ReleasePipeline:
         if self._member is None:
             raise RejectedError(
                 "not-secure",
-                "this device masks nothing: set privacy.secure_sum on both sides, or on none",
+                "this device masks nothing: set privacy.secure_aggregation on both sides, or on none",
             )
         return self._member

@@ -39,10 +39,10 @@ class MeanOverSeeds:
 
 @dataclass(frozen=True)
 class Difference(MeanOverSeeds):
-    """By how much a method is ahead of another, over the seeds both ran: they saw the same data in the same order."""
+    """By how much a method differs from another, paired over the seeds that both ran."""
 
     verdict: str
-    """ "ahead" or "behind" where the interval leaves 0 out, "level" where it stays within a point, or "undecided"."""
+    """`better` or `worse` where the interval excludes 0, `equivalent` within a point, or `inconclusive`."""
     seeds_to_decide: int | None
     """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
 
@@ -128,18 +128,18 @@ def difference(values: Sequence[float]) -> Difference:
     """What one difference a seed says.
 
     >>> difference([0.030, 0.021, 0.027]).verdict
-    'ahead'
+    'better'
     >>> found = difference([0.030, -0.021, 0.027])
     >>> found.verdict, found.seeds_to_decide
-    ('undecided', 25)
+    ('inconclusive', 25)
     """
     found = estimate(values)
     size, half, seeds = abs(found.mean), found.half_width, found.seeds
-    verdict, more = "undecided", None
+    verdict, more = "inconclusive", None
     if half is not None and size > half:
-        verdict = "ahead" if found.mean > 0 else "behind"
+        verdict = "better" if found.mean > 0 else "worse"
     elif half is not None and size + half <= LEVEL:
-        verdict = "level"
+        verdict = "equivalent"
     elif half is not None:
         deviation = half * math.sqrt(seeds) / quantile(0.95, seeds - 1)
         reach = max(size, LEVEL - size)
@@ -170,7 +170,7 @@ def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
     return max(e.accuracy or 0.0 for e in _trained(evaluations))
 
 
-def area(evaluations: Sequence[Evaluation]) -> float:
+def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
     """The mean accuracy over all rounds: the area under the curve, by the rounds it spans."""
     pairs = list(pairwise(evaluations))
     rounds = sum(b.round - a.round for a, b in pairs)
@@ -185,7 +185,7 @@ def area(evaluations: Sequence[Evaluation]) -> float:
 MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
     "final": final_accuracy,
     "best": best_accuracy,
-    "area": area,
+    "mean_accuracy": mean_accuracy,
     "late": late_accuracy,
 }
 """What a curve may be judged by; each takes one evaluation or more."""
@@ -258,7 +258,7 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
     ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
     >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
     >>> print(*sentences(compare(runs)))
-    ode against fifo is undecided on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
+    ode against fifo is inconclusive on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
     groups, notes = _grouped(runs)
     bases = (

@@ -73,7 +73,7 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
     for row in comparison.rows:
         groups.setdefault(f"{row.task}, {row.setting}" if row.setting else row.task, []).append(row)
     for title, rows in groups.items():
-        names, values = ("final", "best", "area"), []
+        names, values = ("final", "best", "mean_accuracy"), []
         for row in rows:
             seeds = (
                 str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
@@ -82,7 +82,7 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
                 (row.method, seeds, *(_figure(row.measures[name], _PERCENT) for name in names))
             )
         yield ReportTable(
-            title, ("method", "seeds", "final accuracy", "best", "area"), tuple(values)
+            title, ("method", "seeds", "final accuracy", "best", "mean accuracy"), tuple(values)
         )
         for place, base in enumerate(comparison.bases):
             compared = tuple(
@@ -97,7 +97,9 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
             )
             if compared:
                 yield ReportTable(
-                    f"{title}: against {base}", ("method", "is", *names, "rounds"), compared
+                    f"{title}: against {base}",
+                    ("method", "verdict", "final", "best", "mean accuracy", "speedup"),
+                    compared,
                 )
         gists = []
         for row in (row for row in rows if row.gist):
@@ -106,7 +108,13 @@ def tables(comparison: Comparison) -> Iterator[ReportTable]:
             )
             gists.append((row.method, trust, likeness, f"{row.gist['worth'].mean:.1f}", reach))
         if gists:
-            columns = ("method", "trust", "likeness", "worth in samples", "reach")
+            columns = (
+                "method",
+                "correction weight",
+                "gradient correlation",
+                "effective samples",
+                "correction norm",
+            )
             yield ReportTable(f"{title}: what the gist did", columns, tuple(gists))
 
 
@@ -140,10 +148,12 @@ def sentences(comparison: Comparison) -> list[str]:
         elif found.seeds_to_decide is None:
             decides = "no reasonable number of seeds would tell them apart"
         words = {
-            "ahead": f"is ahead of {base} by {points}{where}",
-            "behind": f"is behind {base} by {points}{where}",
-            "level": f"is level with {base} to within a point{where}",
-            "undecided": f"against {base} is undecided{where} ({_figure(found, _POINTS)} points): {decides}",
+            "better": f"is better than {base} by {points}{where}",
+            "worse": f"is worse than {base} by {points}{where}",
+            "equivalent": f"is equivalent to {base} within a point{where}",
+            "inconclusive": (
+                f"against {base} is inconclusive{where} ({_figure(found, _POINTS)} points): {decides}"
+            ),
         }
         said.append(f"{row.method} {words[found.verdict]}.")
     return said
@@ -174,14 +184,15 @@ def explanation(comparison: Comparison) -> str:
 
 
 _METHODS = (
-    "Seeds: finished, of those begun. Final: the accuracy of the last evaluation. Best: the highest. Area: the mean "
-    "over all rounds (the area under the curve). ±: 95 % interval over seeds (Student's t). Against a method: "
-    "differences in points, paired by seed as far as both got; ahead or behind where the interval leaves 0 out, level "
-    "where it stays within a point, else undecided. Rounds: how many times fewer the method needs to the mean of the "
-    "other's last five evaluations, geometric mean over the seeds that got there, '-' when none did."
+    "Seeds: finished, of those begun. Final: the accuracy of the last evaluation. Best: the highest. "
+    "Mean accuracy: over all rounds (the area under the curve). ±: 95 % interval over seeds "
+    "(Student's t). Against a method: differences in points, paired by seed as far as both got; "
+    "better or worse where the interval excludes 0, equivalent where it stays within a point, else "
+    "inconclusive. Speedup: how many times fewer rounds the method needs to the mean of the other's "
+    "last five evaluations, geometric mean over the seeds that got there, '-' when none did."
 )
 _GIST = (
-    " The gist, over all participations: trust is how much of it a device used, likeness how alike a sample's "
-    "gradients were under the device's old model and the new, worth how many samples it stood for; reach is how long "
-    "its correction was beside the stored samples' own gradient, the median over the run."
+    " The gist, means over all participations: the correction weight beta, the correlation rho of a "
+    "sample's gradients under the device's old model and the new, and its effective sample size; "
+    "the correction norm is relative to the stored samples' gradient, the median over the run."
 )

@@ -84,7 +84,7 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     """What is common to the devices, the data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}, "storage": {"capacity": 4}}))
+    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
     >>> device = ground.device(0)
     >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
     >>> len(device.store.stored().batch)
@@ -111,7 +111,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     """The parts of the experiment, its data loaded unless given.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> parts = assemble(resolve({"task": {"name": "embedded", "devices": 3}, "policy": {"name": "fifo"}}))
+    >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
     >>> parts.data.devices, parts.learner.size, len(parts.server.model)
     (3, 310, 310)
     """

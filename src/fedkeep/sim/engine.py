@@ -66,7 +66,7 @@ class Simulator:
     """A whole experiment in one process: the same `Device` and `Server` as everywhere, caught up lazily.
 
     >>> from fedkeep.config.experiment import resolve
-    >>> table = {"task": {"name": "embedded"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
+    >>> table = {"task": {"name": "demo"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
     >>> [record.round for record in Simulator(resolve(table)).run()]
     [1, 2, 3]
     """
@@ -74,8 +74,8 @@ class Simulator:
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
-        if privacy.secure_sum or privacy.encrypted_profiles:
-            both = "privacy.secure_sum and privacy.encrypted_profiles"
+        if privacy.secure_aggregation or privacy.encrypted_profiles:
+            both = "privacy.secure_aggregation and privacy.encrypted_profiles"
             raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
         self.parts = assemble(experiment, data)

@@ -37,7 +37,7 @@ class SimulatedFleet:
 
     >>> from fedkeep.sim.assembly import simulation_context
     >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "embedded", "devices": 3}}))
+    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}}))
     >>> fleet = SimulatedFleet(ground.learner, ground.stream, ground.device)
     >>> fleet.catch_up([0], until=20) == len(ground.stream.arrivals(0, 0, 20))
     True
@@ -202,7 +202,7 @@ class FullFleet:
             learner.probe(order.model).measure(batch).mean_gradient() if self._gist.shared else None
         )
         if gradient is not None and order.direction is not None:
-            drift = np.float32(self._gist.kappa) * (order.direction - gradient)
+            drift = np.float32(self._gist.drift_weight) * (order.direction - gradient)
             correction = drift if correction is None else correction + drift
         seed = child_seed(self._seed, "device", device, "train", order.round)
         model = learner.train(order.model, TrainingJob(batch, np.ones(n), seed, correction), local)

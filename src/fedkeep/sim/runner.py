@@ -51,7 +51,7 @@ def play(
 
     >>> import tempfile
     >>> from fedkeep.config.experiment import expand
-    >>> table = {"task": {"name": "embedded", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
+    >>> table = {"task": {"name": "demo", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
     >>> [cell] = expand(table)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = read_run(play(cell, Path(folder)))

@@ -30,7 +30,7 @@ _TRIAL_SECONDS = 0.5
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 Listener = Callable[[int, int, float | None], None]
 """Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
-Place = Literal["here", "ray"]
+Backend = Literal["local", "ray"]
 
 
 def run_sweep(
@@ -40,11 +40,11 @@ def run_sweep(
     jobs: int,
     resume: bool,
     listen: Listener,
-    on: Place = "here",
+    backend: Backend = "local",
 ) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
-    if on == "ray":
+    if backend == "ray":
         directory.mkdir(parents=True, exist_ok=True)
         play_on_ray(cells, waiting, directory, listen)
     elif jobs == 1 or len(waiting) <= 1:
@@ -196,7 +196,7 @@ def _connected() -> Any:
 
     First it is seen whether anybody listens: else Ray itself would wait for minutes, and then end the process.
     """
-    with optional_import("--on ray", "cluster"):
+    with optional_import("--backend ray", "cluster"):
         import ray
     address = os.environ.get("RAY_ADDRESS", "auto")
     # Or Ray warns of what it will do some day.

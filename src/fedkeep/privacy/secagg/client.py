@@ -55,7 +55,7 @@ class SecureAggregationClient:
         if terms.summands < self._options.least_in_sum:
             raise RejectedError(
                 "too few devices",
-                f"{terms.summands} are fewer than privacy.sum_least: nothing was sent",
+                f"{terms.summands} are fewer than privacy.min_cohort: nothing was sent",
             )
         if terms.threshold < max(2, self._options.threshold(terms.summands)):
             asked = f"{terms.threshold} of {terms.summands} devices"
@@ -100,7 +100,7 @@ class SecureAggregationClient:
             case told.PartyKeys(session, roster):
                 if len(roster) < self._options.least_in_sum:
                     raise RejectedError(
-                        "too few devices", f"{len(roster)} are fewer than privacy.sum_least"
+                        "too few devices", f"{len(roster)} are fewer than privacy.min_cohort"
                     )
                 if self._keys is not None:
                     self._keys.require_members(roster, session)

@@ -42,7 +42,7 @@ class SecureAggregationServer:
         for key in ("update_norm", "gradient_norm"):
             if not getattr(server.limits, key) < WIDEST:
                 raise ConfigError(
-                    f"privacy.secure_sum needs a finite limits.{key}: below {WIDEST:g}, as grids are"
+                    f"privacy.secure_aggregation needs a finite limits.{key}: below {WIDEST:g}, as grids are"
                 )
         self._server, self._options = server, options
         estimator = server.estimator
@@ -69,7 +69,7 @@ class SecureAggregationServer:
         heaviest = {device: server.heaviest(device) for device in participants}
         if count < self._options.least_in_sum:
             raise RejectedError(
-                "too few devices", f"{count} are asked; privacy.sum_least wants more"
+                "too few devices", f"{count} are asked; privacy.min_cohort wants more"
             )
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RejectedError(

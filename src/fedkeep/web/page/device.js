@@ -111,7 +111,7 @@ class DevicePane {
 function scoresMeanSomething(config) {
   const name = JSON.parse(config["policy.name"] ?? '""');
   if (name === "ode") return config["policy.choice"] !== '"drawn"';
-  return !["fifo", "reservoir", "draw", "full-data", "central"].includes(name);
+  return !["fifo", "reservoir", "balanced-reservoir", "draw", "full-data", "central"].includes(name);
 }
 
 /** The place of each slot by its score: the first is the last to go. */

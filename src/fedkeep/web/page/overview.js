@@ -109,7 +109,7 @@ class Overview {
       zeroLine: this.differing,
       title: this.differing ? `Accuracy against ${against}` : "Accuracy",
       note: this.differing
-        ? "points ahead, paired by seed, 95 % interval shaded"
+        ? "points of difference, paired by seed, 95 % interval shaded"
         : "mean over seeds, shaded from lowest to highest",
       series: this.differing ? differences : values("accuracy"),
     });
@@ -120,7 +120,7 @@ class Overview {
     const { rows, bases } = state.comparison;
     const known = new Map(rows.filter((row) => groupName(row) === state.group).map((row) => [row.method, row]));
     const place = bases.indexOf(state.against);
-    const heads = ["Method", "Final", "Best", "Area", `Final against ${state.against}`, "Verdict", "Rounds", "Seeds", "Progress"];
+    const heads = ["Method", "Final", "Best", "Mean accuracy", `Final against ${state.against}`, "Verdict", "Speedup", "Seeds", "Progress"];
     const cells = methods.map((method) => comparisonCells(method, known.get(method), place, views));
     this.tableRows = () => [heads, ...cells.map((row) => [...row.slice(0, -1), ""])];
     return make(
@@ -175,12 +175,12 @@ function comparisonCells(method, row, place, views) {
   const stands = place < 0 ? null : row?.differences[place]?.final;
   const lead = stands ? formatPoints(stands.mean, 2) + plusMinus(stands.half_width) : NONE;
   const ratio = place < 0 || !row ? NONE : speedup(row.ratios[place]);
-  return [method, value("final"), value("best"), value("area"), lead, stands?.verdict ?? NONE, ratio, own.length, progress(own)];
+  return [method, value("final"), value("best"), value("mean_accuracy"), lead, stands?.verdict ?? NONE, ratio, own.length, progress(own)];
 }
 
 /** A verdict with a sign beside the word, anything else as it is. */
 function verdictMark(value) {
-  const signs = { ahead: "▲", behind: "▼", level: "=", undecided: "?" };
+  const signs = { better: "▲", worse: "▼", equivalent: "=", inconclusive: "?" };
   return typeof value === "string" && Object.hasOwn(signs, value)
     ? make("span", { class: `verdict ${value}` }, make("i", { "aria-hidden": "true" }, `${signs[value]} `), value)
     : value;

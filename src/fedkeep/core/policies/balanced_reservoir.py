@@ -4,7 +4,7 @@ from fedkeep.core.policy import ScoringContext, SelectionPolicy, policy
 from fedkeep.core.types import Batch, Scores
 
 
-@policy("draw")
+@policy("balanced-reservoir")
 class BalancedReservoir(SelectionPolicy):
     """Random keys, in a store whose labels have slots by the root of their share and whose used samples make way.
 
