@@ -184,6 +184,8 @@ BAD = [
     (Arrival([1, float("inf")], 0, 1, "s"), "not-finite"),
     (Arrival([1, 1e39], 0, 1, "s"), "not-finite"),
     (Arrival([1, 2], 0, 9, "s"), "erased"),
+    (Arrival([1, 2], 0, [7], "s"), "id"),
+    (Arrival([1, 2], 0, float("nan"), "s"), "id"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Every kind of source, reading real files, folders, sockets and a real MQTT broker."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -19,9 +20,11 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.agent.assembly import parse_config
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source, records
-from fedkeep.agent.sources.records import _Exchange
+from fedkeep.agent.sources.mqtt import MqttSource
+from fedkeep.agent.sources.records import RecordsSource, _Exchange
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -451,9 +454,9 @@ def test_two_sources_of_one_folder_read_each_file_once(tmp_path: Path) -> None:
     ids: list[int] = []
     deadline = time.monotonic() + 20
     while list(tmp_path.glob("*.npz")) and time.monotonic() < deadline:
-        for one in intake.take(64, 0.05, 0.0):
-            ids.append(one.id)
-            one.answer("kept")
+        for arrived in intake.take(64, 0.05, 0.0):
+            ids.append(arrived.id)
+            arrived.answer("kept")
     intake.stop()
     for thread in threads:
         thread.join()
@@ -556,12 +559,13 @@ def test_a_flood_of_idle_connections_costs_no_sender_its_own(tmp_path: Path) -> 
             assert receive_frame(sender) is not None
         flood += [_connect(f"unix://{tmp_path}/s") for _ in range(50)]
         time.sleep(0.1)
+    assert isinstance(made, RecordsSource)
     assert len(made._listener._heard) <= 8
     intake.stop()
     thread.join()
     made.close()
-    for one in [*senders, *flood]:
-        one.close()
+    for connection in [*senders, *flood]:
+        connection.close()
 
 
 def messages_after(port: int, payloads: list[bytes], **options: Any) -> tuple[IngestQueue, Source]:
@@ -621,10 +625,13 @@ def test_two_devices_and_two_sources_have_different_client_ids() -> None:
     for device in ("d1", "d2"):
         for name in ("a", "b"):
             made = source(kind="mqtt", topic="t", name=name)
+            assert isinstance(made, MqttSource)
             made.set_device(device)
             names.add(made._name())
     assert len(names) == 4
-    assert source(kind="mqtt", topic="t", client_id="mine")._name() == "mine"
+    mine = source(kind="mqtt", topic="t", client_id="mine")
+    assert isinstance(mine, MqttSource)
+    assert mine._name() == "mine"
 
 
 def test_an_unreadable_message_is_shown_and_does_not_come_again(broker: int) -> None:
@@ -665,3 +672,37 @@ def _named(port: int) -> Source:
     made = source(kind="mqtt", topic="sensors/#", port=port)
     made.set_device("d1")
     return made
+
+
+def test_a_named_pipe_is_read_for_writer_after_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    made, intake = source(kind="lines", path=str(pipe)), IngestQueue(64, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    ids: list[int] = []
+    for turn in range(5):
+        with pipe.open("wb") as writer:
+            writer.write(sample(turn) + b"\n" + b'{"x": [1,')  # and is gone
+        deadline = time.monotonic() + 10
+        while turn not in ids and time.monotonic() < deadline:
+            ids += [one.id for one in intake.take(8, 0.1, 0.0)]
+    time.sleep(0.5)
+    intake.stop()
+    thread.join()
+    made.close()
+    assert ids == list(range(5))
+    assert intake.counted() == {"refused.malformed": 5}
+
+
+def test_sources_of_one_name_are_a_mistake() -> None:
+    twice = [{"kind": "mqtt", "topic": "a"}, {"kind": "mqtt", "topic": "b"}]
+    table: dict[str, Any] = {"samples": {"shape": [2], "labels": 2}, "source": twice}
+    with pytest.raises(ConfigError, match="two sources are called 'mqtt'"):
+        parse_config(table)
+    twice[1]["name"] = "other"
+    assert [one.name for one in parse_config(table).sources] == ["mqtt", "other"]
+    twice[1]["namespace"] = "n" * 129
+    with pytest.raises(ConfigError, match="at most 128 bytes"):
+        parse_config(table)

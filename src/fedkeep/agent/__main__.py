@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, MissingExtraError
 from fedkeep.protocol.printing import printable
@@ -29,10 +30,10 @@ def main(arguments: list[str]) -> int:
     # Without it hashlib uses Python's own hashes, and 4 MB of OpenSSL are never loaded.
     sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
     over_live_line = "\r\x1b[K" if sys.stderr.isatty() else ""
-    logging.basicConfig(
-        level=logging.INFO, format=f"{over_live_line}%(levelname)s %(message)s", stream=sys.stderr
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    logging.getLogger().handlers[0].setFormatter(
+        _PrintableFormatter(f"{over_live_line}%(levelname)s %(message)s")
     )
-    logging.getLogger().handlers[0].addFilter(_make_printable)
     try:
         from fedkeep.agent.assembly import read_config
         from fedkeep.agent.daemon import run
@@ -44,10 +45,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _make_printable(record: logging.LogRecord) -> bool:
+class _PrintableFormatter(logging.Formatter):
     """Escapes what a record, a file's name or an error that it quotes could do to a terminal."""
-    record.msg, record.args = printable(record.getMessage()), None
-    return True
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return "\n".join(map(printable, super().formatException(ei).splitlines()))
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ class IngestQueue:
         self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
         """Of a sample as it arrives; it bounds what sources read at once."""
         self.stopped = self.held = False
+        self.ends = False
+        """Whether the agent ends with its sources: else a pipe waits for its next writer."""
         self.stride = 1
         self._key = os.urandom(16) if key is None else key
         self._queue: deque[Arrival] = deque()
@@ -387,7 +389,10 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) for arrival in arrivals])
-    named = [isinstance(arrival.id, str | bytes | int | float | None) for arrival in arrivals]
+    named = [
+        isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
+        for arrival in arrivals
+    ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
     sound = read & screen_samples(x, y, form.shape, labels)[0]
     huge = np.zeros(len(arrivals), dtype=bool)

@@ -16,7 +16,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
-from fedkeep.agent.sources import make_source
+from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.aliases import current
 from fedkeep.config.options import MetricsOptions, learner_of
@@ -186,6 +186,7 @@ def parse_config(table: Table) -> AgentConfig:
         privacy=dict(table.get("privacy", {})),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
+    check_names(config.sources)
     config.form.codec()  # says whether what is asked of it can be
     return config
 

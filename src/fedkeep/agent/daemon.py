@@ -115,6 +115,7 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
 
 def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
     errors: list[FedkeepError] = []
+    agent.intake.ends = until_sources_end
     read = partial(_read, agent.intake, errors, once=until_sources_end)
     readings = [
         threading.Thread(target=read, args=(source,), daemon=True)

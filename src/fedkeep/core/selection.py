@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import numpy as np
 
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import ScoringContext, SelectionPolicy, checked_scores
 from fedkeep.core.protocols import Outcome, PerSampleGradients, Store, Stored
 from fedkeep.core.seeds import uniform_keys
@@ -13,6 +15,13 @@ from fedkeep.core.types import Assignment, Batch, FloatArray, IntArray, Scores, 
 
 _FORGETTING = 0.99
 """What earlier arrivals count after one more participation, in the regions' shares of the stream."""
+
+
+class _Unmeasured:
+    """Stands for measurements before there is a model, for policies that need none."""
+
+    def __getattr__(self, name: str) -> object:
+        raise FedkeepError(f"a policy with needs_model = False must not ask for {name}")
 
 
 class LabelFrequencies:
@@ -170,8 +179,10 @@ class Selection:
         previous: Scores | None = None,
     ) -> Scores:
         """The policy's scores; random keys while there is no model that it needs to measure with."""
-        if measurements is None and self._policy.needs_model:
-            return keys()
+        if measurements is None:
+            if self._policy.needs_model:
+                return keys()
+            measurements = cast(PerSampleGradients, _Unmeasured())
         stored_ids = (
             self._store.stored().batch.ids
             if self._policy.sequential

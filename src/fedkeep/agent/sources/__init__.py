@@ -3,7 +3,7 @@
 One file per kind of source but the shortest, and the table that finds them by name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class IteratorSource(Source):
                 return
 
 
+_LONGEST_NAME = 128
 KINDS: dict[str, type[Source]] = {
     "lines": LinesSource,
     "folder": FolderSource,
@@ -52,6 +53,24 @@ KINDS: dict[str, type[Source]] = {
     "mqtt": MqttSource,
     "iterator": IteratorSource,
 }
+
+
+def check_names(sources: Sequence[Source]) -> None:
+    """Raise where two sources have one name, or a name does not fit beside the samples."""
+    seen: set[str] = set()
+    for source in sources:
+        if source.name in seen:
+            raise ConfigError(
+                f"two sources are called '{source.name}': give each [[source]] a name of its own, "
+                "and both the same namespace if their ids are of the same samples"
+            )
+        seen.add(source.name)
+        for name in (source.name, source.namespace or ""):
+            if len(name.encode(errors="replace")) > _LONGEST_NAME:
+                raise ConfigError(
+                    f"the names of sources and namespaces have at most {_LONGEST_NAME} bytes, "
+                    f"not as many as '{name[:20]}...'"
+                )
 
 
 def make_source(table: Table, number: int) -> Source:

@@ -38,7 +38,7 @@ def parse_json(line: bytes) -> Line | None:
 
 @dataclass
 class LinesSource(Source):
-    """Reads to the end of the file; then the agent goes on without it.
+    """Reads to the end of the file; then the agent goes on without it. A named pipe has no end.
 
     A file or pipe has no way back: it waits while the agent cannot keep up, and whoever writes into
     a pipe is held back.
@@ -73,7 +73,9 @@ class LinesSource(Source):
             ) from error
         self._file: IO[bytes] = os.fdopen(file, "rb", buffering=0, closefd=not from_stdin)
         self._reads = False
-        self._is_stream = from_stdin or not stat.S_ISREG(os.fstat(file).st_mode)
+        mode = os.fstat(file).st_mode
+        self._is_stream = from_stdin or not stat.S_ISREG(mode)
+        self._is_named_pipe = not from_stdin and stat.S_ISFIFO(mode)
 
     def run(self, intake: IngestQueue) -> None:
         """Read to the end, or until the intake is stopped."""
@@ -139,11 +141,24 @@ class LinesSource(Source):
         waiting.register(self._file, select.POLLIN)
         while not intake.stopped:
             # A pipe may have no writer yet, or a silent one.
-            if waiting.poll(_POLL_MS):
-                chunk = os.read(self._file.fileno(), _CHUNK_BYTES)
-                if not chunk:
-                    return
+            if not waiting.poll(_POLL_MS):
+                continue
+            chunk = os.read(self._file.fileno(), _CHUNK_BYTES)
+            if chunk:
                 yield chunk
+            elif intake.ends or not self._is_named_pipe:
+                return
+            else:
+                yield b"\n"  # what a writer left unfinished is not continued by the next
+                waiting.unregister(self._file)
+                self._reopen()
+                waiting.register(self._file, select.POLLIN)
+
+    def _reopen(self) -> None:
+        """Open a named pipe for its next writer; what it wrote already waits in the pipe."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file.close()
+        self._file = os.fdopen(handle, "rb", buffering=0)
 
     def _is_header(self, line: bytes) -> bool:
         """Learns from the first line that tells it how all are read.
