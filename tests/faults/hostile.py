@@ -265,7 +265,8 @@ def besiege(kind: str, folder: Path, count: int) -> Siege:
     deadline = time.monotonic() + 60 + count / 20
     while time.monotonic() < deadline and not errors:
         agent.step(0.05)
-        if not len(agent.intake) and wanted <= set(agent.store.stored().batch.ids.tolist()):
+        left = len(agent.intake) or any((folder / "inbox").glob("*.npz"))
+        if not left and wanted <= set(agent.store.stored().batch.ids.tolist()):
             break
     agent.intake.stop()
     agent.commit()

@@ -389,6 +389,7 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) for arrival in arrivals])
+    # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
         for arrival in arrivals

@@ -22,6 +22,9 @@ agent = typer.Typer(
 )
 agent.add_typer(store, name="store")
 
+_LOGGED = {"draw": "balanced-reservoir", "balanced-reservo": "balanced-reservoir"}
+"""Policies by what the log has of their names: an earlier one, or the first 16 letters."""
+
 Socket = Annotated[
     str,
     typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table."),
@@ -187,9 +190,10 @@ def gist(now: GistStatus) -> str:
 
 def explain(decision: Reason, id_: int) -> str:
     """One decision as a sentence."""
-    under = f"by {decision.policy} under the model of round {decision.model_version}"
+    policy = _LOGGED.get(decision.policy, decision.policy)
+    under = f"by {policy} under the model of round {decision.model_version}"
     kind, way, full = "value", "", ""
-    if decision.policy == "balanced-reservoir":
+    if policy == "balanced-reservoir":
         kind, full = (
             "random key",
             f": label {decision.label} had its slots, with higher keys in all of them",
