@@ -314,8 +314,8 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     """Check the learner's measurements against each other and against finite differences.
 
     >>> rng = np.random.default_rng(0)
-    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9),
-    np.arange(9))
+    >>> x = rng.normal(size=(9, 4)).astype(np.float32)
+    >>> batch = Batch(x, rng.integers(0, 2, 9), np.arange(9))
     >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
     ['finite-differences', 'training']
     """

@@ -335,8 +335,7 @@ class OutlierFilter:
     What is far beyond would outweigh all others.
 
     The usual is a median of what came before, or at first of what came together, refused samples
-    included, so that a
-    stream whose scale really changes is believed after a while.
+    included, so that a stream whose scale really changes is believed after a while.
     """
 
     _LATEST, _LEAST = 64, 16

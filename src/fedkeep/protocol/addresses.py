@@ -36,8 +36,8 @@ class Address:
 def is_loopback(host: str) -> bool:
     """Whether what is said to this host stays on this machine.
 
-    >>> [host for host in ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example") if
-    is_loopback(host)]
+    >>> hosts = ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example")
+    >>> [host for host in hosts if is_loopback(host)]
     ['localhost', '127.1.2.3', '::1']
     """
     try:

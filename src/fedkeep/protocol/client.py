@@ -24,8 +24,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
     ...     profile = agent.profile()
     Traceback (most recent call last):
-    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock (No such file
-    or directory): ...
+    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock ...
     """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
