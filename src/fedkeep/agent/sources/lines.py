@@ -143,7 +143,10 @@ class LinesSource(Source):
             # A pipe may have no writer yet, or a silent one.
             if not waiting.poll(_POLL_MS):
                 continue
-            chunk = os.read(self._file.fileno(), _CHUNK_BYTES)
+            try:
+                chunk = os.read(self._file.fileno(), _CHUNK_BYTES)
+            except BlockingIOError:
+                continue  # the last writer went, and another has just come
             if chunk:
                 yield chunk
             elif intake.ends or not self._is_named_pipe:
