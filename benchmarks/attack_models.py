@@ -1,6 +1,6 @@
-"""What liars in a fleet send: every attack of `benchmarks/attacks.py`, by name.
+"""What Byzantine devices in a fleet send: every attack of `benchmarks/attacks.py`, by name.
 
-Liars see all honest reports of a round before they send theirs, and work together.
+Byzantine devices see all honest reports of a round before they send theirs, and work together.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ Reports = Mapping[DeviceId, Report]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What liars know when they send: the round, the model, all honest reports, and what they would have sent."""
+class AttackContext:
+    """What Byzantine devices know: the round, the model, all honest reports, and their own."""
 
     round: int
     rounds: int
@@ -40,24 +40,24 @@ class Scene:
         return np.mean(found, axis=0, dtype=np.float64) if found else np.zeros(len(self.model))
 
     def sends(self, update: FloatArray) -> dict[DeviceId, Report]:
-        """The same update from every liar."""
+        """The same update from every Byzantine device."""
         return {d: _moved(r, self.model, update) for d, r in self.own.items()}
 
 
-Forge = Callable[[Scene], Mapping[DeviceId, Report]]
+Forge = Callable[[AttackContext], Mapping[DeviceId, Report]]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """What liars send, what they declare, and from when on."""
+    """What Byzantine devices send, what they declare, and from when on."""
 
     forge: Forge
     inflated: bool = False
     flipped_labels: bool = False
     honest_until: float = 0.0
-    """The share of the rounds in which liars behave."""
+    """The share of the rounds in which they behave."""
     joins_at: float = 0.0
-    """The share of the rounds after which liars join."""
+    """The share of the rounds after which they join."""
 
 
 def _moved(report: Report, model: Vector, update: FloatArray) -> Report:
@@ -66,15 +66,15 @@ def _moved(report: Report, model: Vector, update: FloatArray) -> Report:
     )
 
 
-def honestly(scene: Scene) -> Reports:
-    return scene.own
+def honestly(context: AttackContext) -> Reports:
+    return context.own
 
 
 def scaled(factor: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
+    def forge(context: AttackContext) -> Reports:
         return {
-            d: _moved(r, scene.model, factor * (r.model.astype(np.float64) - scene.model))
-            for d, r in scene.own.items()
+            d: _moved(r, context.model, factor * (r.model.astype(np.float64) - context.model))
+            for d, r in context.own.items()
         }
 
     return forge
@@ -82,13 +82,13 @@ def scaled(factor: float) -> Forge:
 
 def inner_product(factor: float) -> Forge:
     """Fall of Empires (Xie et al. 2019): against the mean of the honest."""
-    return lambda scene: scene.sends(-factor * scene.updates.mean(axis=0))
+    return lambda context: context.sends(-factor * context.updates.mean(axis=0))
 
 
 def any_direction(length: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
-        direction = generator(7, "direction").standard_normal(len(scene.model))
-        return scene.sends(length * direction / np.linalg.norm(direction))
+    def forge(context: AttackContext) -> Reports:
+        direction = generator(7, "direction").standard_normal(len(context.model))
+        return context.sends(length * direction / np.linalg.norm(direction))
 
     return forge
 
@@ -96,41 +96,41 @@ def any_direction(length: float) -> Forge:
 def as_long_as_honest(forge: Forge) -> Forge:
     """The same, cut to the longest honest update, as somebody would who knows the limits."""
 
-    def cut(scene: Scene) -> Reports:
-        longest = float(np.linalg.norm(scene.updates, axis=1).max())
-        lies = {d: r.model.astype(np.float64) - scene.model for d, r in forge(scene).items()}
+    def cut(context: AttackContext) -> Reports:
+        longest = float(np.linalg.norm(context.updates, axis=1).max())
+        forged = {d: r.model.astype(np.float64) - context.model for d, r in forge(context).items()}
         return {
             d: _moved(
-                scene.own[d],
-                scene.model,
+                context.own[d],
+                context.model,
                 update * longest / max(float(np.linalg.norm(update)), 1e-12),
             )
-            for d, update in lies.items()
+            for d, update in forged.items()
         }
 
     return cut
 
 
 def alie(z: float | None) -> Forge:
-    """A Little Is Enough (Baruch et al. 2019): as many deviations off the mean as a majority hides; or `z`."""
+    """A Little Is Enough (Baruch et al. 2019): `z` deviations off, or as many as stay hidden."""
 
-    def forge(scene: Scene) -> Reports:
-        n, liars = len(scene.honest) + len(scene.own), len(scene.own)
-        needed = n // 2 + 1 - liars
+    def forge(context: AttackContext) -> Reports:
+        n, byzantine = len(context.honest) + len(context.own), len(context.own)
+        needed = n // 2 + 1 - byzantine
         hidden = (
-            NormalDist().inv_cdf(min(max((n - liars - needed) / (n - liars), 0.01), 0.99))
+            NormalDist().inv_cdf(min(max((n - byzantine - needed) / (n - byzantine), 0.01), 0.99))
             if z is None
             else z
         )
-        updates = scene.updates
-        return scene.sends(updates.mean(axis=0) - hidden * updates.std(axis=0))
+        updates = context.updates
+        return context.sends(updates.mean(axis=0) - hidden * updates.std(axis=0))
 
     return forge
 
 
-def min_max(scene: Scene) -> Reports:
-    """Shejwalkar and Houmansadr (2021): as far against the mean as honest updates lie from each other."""
-    updates = scene.updates
+def min_max(context: AttackContext) -> Reports:
+    """Shejwalkar and Houmansadr (2021): as far against the mean as honest updates differ."""
+    updates = context.updates
     centre = updates.mean(axis=0)
     against = -centre / max(np.linalg.norm(centre), 1e-12)
     apart = max(float(np.linalg.norm(updates - u, axis=1).max()) for u in updates)
@@ -139,12 +139,12 @@ def min_max(scene: Scene) -> Reports:
         middle = (low + high) / 2
         fits = np.linalg.norm(updates - (centre + middle * against), axis=1).max() <= apart
         low, high = (middle, high) if fits else (low, middle)
-    return scene.sends(centre + low * against)
+    return context.sends(centre + low * against)
 
 
 def turned_estimators(factor: float) -> Forge:
-    def forge(scene: Scene) -> Reports:
-        return {d: _turned(r, factor) for d, r in scene.own.items()}
+    def forge(context: AttackContext) -> Reports:
+        return {d: _turned(r, factor) for d, r in context.own.items()}
 
     return forge
 
@@ -159,23 +159,23 @@ def _turned(report: Report, factor: float) -> Report:
 
 
 def gist_in_line(share: float) -> Forge:
-    """An update across the fleet's way, and the gist that leads to it, turned by a share against the fleet."""
+    """An update across the fleet's direction, and a gist in line, turned against the fleet."""
 
-    def forge(scene: Scene) -> Reports:
-        fleet = scene.updates.mean(axis=0)
+    def forge(context: AttackContext) -> Reports:
+        fleet = context.updates.mean(axis=0)
         update = _unit(_beside(generator(7, "direction").standard_normal(len(fleet)), fleet))
         gist = 1e3 * (share * _unit(fleet) - (1 - share**2) ** 0.5 * update)
-        lies = as_long_as_honest(lambda s: s.sends(update))(scene)
-        return {d: _told(r, gist) for d, r in lies.items()}
+        forged = as_long_as_honest(lambda s: s.sends(update))(context)
+        return {d: _told(r, gist) for d, r in forged.items()}
 
     return forge
 
 
-def gist_across(scene: Scene) -> Reports:
+def gist_across(context: AttackContext) -> Reports:
     """The fleet's gist turned round, but for what its own honest update would contradict."""
     return {
-        d: _told(r, -10 * _beside(scene.gist, r.model.astype(np.float64) - scene.model))
-        for d, r in scene.own.items()
+        d: _told(r, -10 * _beside(context.gist, r.model.astype(np.float64) - context.model))
+        for d, r in context.own.items()
     }
 
 
@@ -200,15 +200,15 @@ def _unit(vector: FloatArray) -> FloatArray:
     return unit
 
 
-def all_at_once(scene: Scene) -> Reports:
+def all_at_once(context: AttackContext) -> Reports:
     """Turned updates and estimators, weights and counts out of all proportion."""
-    turned = inner_product(3.0)(scene)
+    turned = inner_product(3.0)(context)
     return {
         d: replace(_turned(r, 10.0), weight=1e9, gradient_samples=10**9) for d, r in turned.items()
     }
 
 
-def taking_turns(scene: Scene) -> Reports:
+def taking_turns(context: AttackContext) -> Reports:
     """Another attack every round."""
     forges = (
         scaled(-3.0),
@@ -218,7 +218,7 @@ def taking_turns(scene: Scene) -> Reports:
         alie(1.5),
         scaled(-10.0),
     )
-    return forges[scene.round % len(forges)](scene)
+    return forges[context.round % len(forges)](context)
 
 
 PLAIN: dict[str, Attack] = {

@@ -1,16 +1,18 @@
-"""What a fleet loses to liars among its devices: every attack, against the default and every other aggregation.
+"""What a fleet loses to Byzantine devices: every attack, against every aggregation.
 
     python benchmarks/attacks.py --json FILE [--quick] [--jobs N]
 
-Runs are kept in FILE.runs as they end: the same call goes on where an earlier one stopped (after a change of code,
-delete it first).
+Runs are kept in FILE.runs as they end: the same call goes on where an earlier one stopped (after a
+change of code, delete it first).
 
-Each figure is a share of the accuracy of the same fleet without its liars, under the same aggregation, on the test
-samples of the honest devices. Liars see all honest reports of a round before they send theirs, and work together.
-`clean_over_fedavg` compares fleets without liars, the default with FedAvg, the worst task. `honest_refused` counts
-honest reports refused over all runs, `honest_outvoted` is the share of them that the robust mean left out. `open_*` is
-what stays open: liars that push into one direction, each no longer than an honest device, with and without a gist in
-line with it (docs/security.md). `--tasks` counts instead, without liars, what the limits do to honest updates on every
+Each figure is a share of the accuracy of the same fleet without its Byzantine devices, under the
+same aggregation, on the test samples of the honest devices. Byzantine devices see all honest
+reports of a round before they send theirs, and work together. `clean_over_fedavg` compares fleets
+without Byzantine devices, the default with FedAvg, the worst task. `honest_rejected` counts
+honest reports rejected over all runs, `honest_filtered` is the share of them that the robust mean
+left out. `open_*` is what stays open: Byzantine devices that push into one direction, each no
+longer than an honest device, with and without a gist in line with it (docs/security.md).
+`--tasks` counts instead, without Byzantine devices, what the limits do to honest updates on every
 task of experiments/tasks.
 """
 
@@ -29,7 +31,6 @@ import numpy as np
 from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import DeviceId, FloatArray, Profile
@@ -40,7 +41,7 @@ from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.tables import merged
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, Reports, Scene
+from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, AttackContext, Reports
 
 DEFAULT = "default"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
     "fednova": {"name": "fednova"},
     "trimmed": {"name": "trimmed", "trim": 0.2},
+    "median": {"name": "median"},
     "norm-bounded": {"name": "norm-bounded"},
 }
 TASKS: dict[str, dict[str, Any]] = {
@@ -70,32 +72,32 @@ TASKS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A fleet: its task, size, liars, and who takes part."""
+    """A fleet: its task, size, Byzantine devices, and who takes part."""
 
     task: str
     devices: int
-    liars: int
+    byzantine: int
     participation: float = 1.0
 
     @property
     def name(self) -> str:
         part = "" if self.participation == 1 else f", {self.participation:.0%} a round"
-        return f"{self.task}, {self.liars} of {self.devices}{part}"
+        return f"{self.task}, {self.byzantine} of {self.devices}{part}"
 
     def experiment(self, aggregation: dict[str, Any], seed: int) -> Experiment:
-        said = TASKS[self.task]
-        rounds = round(said["train"]["rounds"] / self.participation**0.5)
-        train = {**said["train"], "participation": self.participation, "rounds": rounds}
-        task = {**said["task"], "devices": self.devices}
+        table = TASKS[self.task]
+        rounds = round(table["train"]["rounds"] / self.participation**0.5)
+        train = {**table["train"], "participation": self.participation, "rounds": rounds}
+        task = {**table["task"], "devices": self.devices}
         return resolve(
-            {**said, "task": task, "train": train, "aggregation": aggregation, "seed": seed}
+            {**table, "task": task, "train": train, "aggregation": aggregation, "seed": seed}
         )
 
 
 SETTINGS = [
-    Setting(task, devices, liars, part)
+    Setting(task, devices, byzantine, part)
     for task in TASKS
-    for devices, liars in ((10, 1), (20, 3))
+    for devices, byzantine in ((10, 1), (20, 3))
     for part in (1.0, 0.5)
 ]
 
@@ -106,28 +108,30 @@ class Result:
 
     accuracy: float = 0.0
     honest: int = 0
-    honest_refused: int = 0
-    honest_outvoted: int = 0
-    honest_shortened: int = 0
+    honest_rejected: int = 0
+    honest_filtered: int = 0
+    honest_clipped: int = 0
 
 
-class Battle:
-    """A simulated fleet in which some devices lie; without an attack, the fleet without them."""
+class AttackedFleet:
+    """A simulated fleet in which some devices attack; without an attack, the fleet without them."""
 
     def __init__(
         self, setting: Setting, attack: Attack | None, aggregation: dict[str, Any], seed: int
     ) -> None:
         self.experiment = setting.experiment(aggregation, seed)
         everyone = range(setting.devices)
-        self.liars = set(
-            generator(seed, "liars").choice(setting.devices, setting.liars, replace=False).tolist()
+        self.byzantine = set(
+            generator(seed, "liars")
+            .choice(setting.devices, setting.byzantine, replace=False)
+            .tolist()
         )
         self.attack = attack
-        self.honest = [d for d in everyone if d not in self.liars]
+        self.honest = [d for d in everyone if d not in self.byzantine]
         data = load_data(self.experiment.task, seed)
         flips = attack is not None and attack.flipped_labels
         self.simulator = Simulator(
-            self.experiment, _with_flipped(data, self.liars) if flips else data
+            self.experiment, _with_flipped(data, self.byzantine) if flips else data
         )
         self.data = data
         self.server = self.simulator.server
@@ -150,7 +154,7 @@ class Battle:
             self.attack is not None
             and round_ >= self.attack.joins_at * self.experiment.train.rounds
         )
-        return sorted([*self.honest, *(self.liars if joined else ())])
+        return sorted([*self.honest, *(self.byzantine if joined else ())])
 
     def _coordinate(self, members: list[DeviceId]) -> None:
         profiles = {
@@ -158,7 +162,7 @@ class Battle:
             for d in members
         }
         if self.attack is not None and self.attack.inflated:
-            for d in self.liars & profiles.keys():
+            for d in self.byzantine & profiles.keys():
                 profiles[d] = Profile(10**9, np.full_like(profiles[d].velocity, 1e15))
         plan, _ = self.server.coordinate(profiles)
         for d in members:
@@ -171,34 +175,36 @@ class Battle:
         fleet.catch_up(chosen, round_ + 1)
         orders = self.server.open_round(chosen)
         reports = fleet.take_part(orders, {})
-        honest = {d: r for d, r in reports.items() if d not in self.liars}
+        honest = {d: r for d, r in reports.items() if d not in self.byzantine}
         sent = {
             **honest,
-            **self._lies(round_, honest, {d: r for d, r in reports.items() if d in self.liars}),
+            **self._forged(
+                round_, honest, {d: r for d, r in reports.items() if d in self.byzantine}
+            ),
         }
         summary = self._close(sent)
         result.honest += len(honest)
-        result.honest_outvoted += len(set(summary.outvoted) - self.liars)
-        for refusal in summary.refusals:
-            if refusal.device not in self.liars:
-                result.honest_refused += not refusal.reason.endswith("-cut")
-                result.honest_shortened += refusal.reason == "update-cut"
+        result.honest_filtered += len(set(summary.filtered) - self.byzantine)
+        for rejection in summary.rejections:
+            if rejection.device not in self.byzantine:
+                result.honest_rejected += not rejection.reason.endswith("-cut")
+                result.honest_clipped += rejection.reason == "update-cut"
 
     def _close(self, sent: Reports) -> RoundSummary:
         for device, report in sent.items():
             self.server.receive(device, report)
         return self.server.close_round()
 
-    def _lies(self, round_: int, honest: Reports, own: Reports) -> Reports:
+    def _forged(self, round_: int, honest: Reports, own: Reports) -> Reports:
         rounds = self.experiment.train.rounds
         if self.attack is None or not own or round_ < self.attack.honest_until * rounds:
             return own
-        lies = self.attack.forge(Scene(round_, rounds, self.server.model, honest, own))
+        forged = self.attack.forge(AttackContext(round_, rounds, self.server.model, honest, own))
         if not self.attack.inflated:
-            return lies
+            return forged
         return {
             d: replace(r, weight=1e15, samples=10**9, gradient_samples=10**18)
-            for d, r in lies.items()
+            for d, r in forged.items()
         }
 
     def _accuracy(self) -> float:
@@ -207,22 +213,22 @@ class Battle:
         return float(np.nansum(found.device_accuracy[self.honest] * tests) / tests.sum())
 
 
-class SummedBattle(Battle):
-    """The same where the server sees sums only; the liar turns their mean round, as long as it was."""
+class SummedFleet(AttackedFleet):
+    """The same where the server sees sums only; the attacker reverses their mean."""
 
     def __init__(self, setting: Setting, seed: int) -> None:
         super().__init__(
             setting,
-            Attack(lambda scene: scene.sends(SummedBattle._turning(scene))),
+            Attack(lambda context: context.sends(SummedFleet._turning(context))),
             {"name": "fedavg"},
             seed,
         )
-        self.server.estimator = GivenEstimator()
+        self.server.expect_sums()
 
     @staticmethod
-    def _turning(scene: Scene) -> FloatArray:
-        total, devices = scene.updates.sum(axis=0), len(scene.honest) + len(scene.own)
-        turning: FloatArray = -(devices * total / len(scene.honest) + total) / len(scene.own)
+    def _turning(context: AttackContext) -> FloatArray:
+        total, devices = context.updates.sum(axis=0), len(context.honest) + len(context.own)
+        turning: FloatArray = -(devices * total / len(context.honest) + total) / len(context.own)
         return turning
 
     def _close(self, sent: Reports) -> RoundSummary:
@@ -237,10 +243,10 @@ class SummedBattle(Battle):
             return self.server.close_round()
 
 
-def _with_flipped(data: Federation, liars: set[DeviceId]) -> Federation:
-    """The data in which liars see every label as another."""
+def _with_flipped(data: Federation, byzantine: set[DeviceId]) -> Federation:
+    """The data in which Byzantine devices see every label as another."""
     y = data.y.copy()
-    for d in liars:
+    for d in byzantine:
         own = data.train.indices[data.train.offsets[d] : data.train.offsets[d + 1]]
         y[own] = data.labels - 1 - y[own]
     return replace(data, y=y)
@@ -252,7 +258,7 @@ Run = tuple[Setting, str | None, str, int]
 
 def play(run: Run) -> Result:
     setting, attack, aggregation, seed = run
-    return Battle(
+    return AttackedFleet(
         setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed
     ).play()
 
@@ -294,7 +300,7 @@ def _key(run: Run) -> str:
 def measure(
     settings: list[Setting], attacks: list[str], seeds: int, played: Played, jobs: int
 ) -> dict[str, Any]:
-    """The whole table, and the figures it comes down to; the others than the default by one seed and fewer attacks."""
+    """The table and its figures; rules other than the default by one seed and fewer attacks."""
     rows: list[tuple[Setting, str, list[str], int]] = [
         (setting, DEFAULT, attacks, seeds) for setting in settings
     ]
@@ -313,13 +319,13 @@ def measure(
         for seed in range(n)
     ]
     played.play(list(dict.fromkeys(runs)), jobs)
-    told = [_row(played, *row) for row in rows]
+    found = [_row(played, *row) for row in rows]
     defaults = [played.result(run) for run in runs if run[2] == DEFAULT]
     return {
-        **_figures(told, played, settings, seeds),
+        **_figures(found, played, settings, seeds),
         **_honest(defaults),
         "seeds": seeds,
-        "table": told,
+        "table": found,
     }
 
 
@@ -330,8 +336,8 @@ def _row(
     shares = {
         attack: played.accuracy(setting, attack, aggregation, seeds) / clean for attack in attacks
     }
-    told = {"setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
-    row = {**asdict(setting), **told}
+    found = {"setting": setting.name, "aggregation": aggregation, "clean": clean, "shares": shares}
+    row = {**asdict(setting), **found}
     print(_line(row), flush=True)
     return row
 
@@ -339,9 +345,9 @@ def _row(
 def _honest(results: list[Result]) -> dict[str, float]:
     reports = max(sum(r.honest for r in results), 1)
     return {
-        "honest_refused": sum(r.honest_refused for r in results),
-        "honest_shortened": sum(r.honest_shortened for r in results) / reports,
-        "honest_outvoted": sum(r.honest_outvoted for r in results) / reports,
+        "honest_rejected": sum(r.honest_rejected for r in results),
+        "honest_clipped": sum(r.honest_clipped for r in results) / reports,
+        "honest_filtered": sum(r.honest_filtered for r in results) / reports,
     }
 
 
@@ -361,35 +367,35 @@ def _figures(
 
 
 def secure_sum_share() -> float:
-    """What one liar of ten leaves of the accuracy where only sums are seen."""
+    """What one Byzantine device of ten leaves of the accuracy where only sums are seen."""
     setting = Setting("embedded", 10, 1)
-    return SummedBattle(setting, 0).play().accuracy / play((setting, None, "fedavg", 0)).accuracy
+    return SummedFleet(setting, 0).play().accuracy / play((setting, None, "fedavg", 0)).accuracy
 
 
 def honest_tasks(rounds: int) -> dict[str, Any]:
-    """What the learnt limit does to honest updates, task by task, in a short run of each by the default."""
-    told = {}
+    """What the learnt limit does to honest updates, in a short run of each task."""
+    found = {}
     for path in sorted((Path(__file__).parents[1] / "experiments" / "tasks").glob("*.toml")):
         table = merged(
             read_experiment(path), {"train": {"rounds": rounds}, "record": {"every": rounds}}
         )
         summaries = [record.summary for record in Simulator(resolve(table)).run()]
-        reasons = [refusal.reason for summary in summaries for refusal in summary.refusals]
+        reasons = [rejection.reason for summary in summaries for rejection in summary.rejections]
         refused = sum(not reason.endswith("-cut") for reason in reasons)
         reports = sum(len(summary.accepted) for summary in summaries)
-        told[path.stem] = {
+        found[path.stem] = {
             "reports": reports,
             "shortened": reasons.count("update-cut"),
             "refused": refused,
         }
-        print(path.stem, told[path.stem], flush=True)
+        print(path.stem, found[path.stem], flush=True)
     total = {
-        key: sum(row[key] for row in told.values()) for key in ("reports", "shortened", "refused")
+        key: sum(row[key] for row in found.values()) for key in ("reports", "shortened", "refused")
     }
     return {
         "total": total,
         "shortened_share": total["shortened"] / max(total["reports"], 1),
-        "tasks": told,
+        "tasks": found,
     }
 
 

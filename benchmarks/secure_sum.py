@@ -1,9 +1,10 @@
-"""What a secure sum costs: CPU seconds and bytes, for a device and for the server; a tenth of the devices drops out.
+"""What a secure sum costs in CPU seconds and bytes, for a device and for the server.
 
     python benchmarks/secure_sum.py [--quick] [--json FILE]
 
-Then whole rounds over Flower's messages, in one process, against the same rounds in the clear: devices, server, codec
-and serialisation all count. `flower.py --secure` does that over a real SuperLink.
+Then whole rounds over Flower's messages, in one process, against the same rounds in the clear:
+devices, server, codec and serialisation all count. `flower.py --secure` does that over a real
+SuperLink.
 """
 
 import argparse
@@ -121,12 +122,14 @@ def compare(devices: int, features: int, rounds: int) -> dict[str, float]:
 
 def print_rounds(compared: list[dict[str, float]]) -> None:
     print(
-        "\ndevices  parameters   CPU s a round: clear   secure  ratio    kB up: clear  secure  ratio   kB down: ratio"
+        "\ndevices  parameters   CPU s a round: clear   secure  ratio"
+        "    kB up: clear  secure  ratio   kB down: ratio"
     )
     for r in compared:
         print(
-            f"{r['devices']:7} {r['parameters']:11} {r['clear_seconds']:22.3f} {r['secure_seconds']:8.3f}"
-            f" {r['seconds_ratio']:6.1f} {r['clear_up_kB']:15.1f} {r['secure_up_kB']:7.1f} {r['up_kB_ratio']:6.2f}"
+            f"{r['devices']:7} {r['parameters']:11}"
+            f" {r['clear_seconds']:22.3f} {r['secure_seconds']:8.3f} {r['seconds_ratio']:6.1f}"
+            f" {r['clear_up_kB']:15.1f} {r['secure_up_kB']:7.1f} {r['up_kB_ratio']:6.2f}"
             f" {r['down_kB_ratio']:16.2f}"
         )
 
@@ -140,7 +143,8 @@ def main() -> None:
     print("devices  words  dropped  a device: s      kB  in the clear kB  server: s")
     for r in runs:
         print(
-            f"{r['devices']:7} {r['words']:6} {r['dropped']:8} {r['device_s']:12.3f} {r['device_kB']:7.1f}"
+            f"{r['devices']:7} {r['words']:6} {r['dropped']:8}"
+            f" {r['device_s']:12.3f} {r['device_kB']:7.1f}"
             f" {r['clear_kB']:16.1f} {r['server_s']:10.2f}"
         )
     compared = [

@@ -7,20 +7,20 @@ from typing import Any
 from fedkeep.agent.assembly import AgentOptions, SampleOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.agent.store_file import StoreOptions
-from fedkeep.config.options import MetricsOptions
+from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
-from fedkeep.core.device import DeviceOptions
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.store import AfterUse
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
 
 PAGE = Path(__file__).with_name("agent.md")
 TABLES: dict[str, type[Any]] = {
-    "[samples]": SampleOptions, "[store]": StoreOptions, "[agent]": AgentOptions, "[device]": DeviceOptions,
-    "[gist]": GistOptions, "[after_use]": AfterUse, "[weights]": Weighting, "[privacy]": PrivacyOptions,
+    "[samples]": SampleOptions, "[store]": StoreOptions, "[agent]": AgentOptions, "[storage]": StorageOptions,
+    "[estimator]": EstimatorOptions, "[gist]": GistOptions, "[weights]": Weighting, "[privacy]": PrivacyOptions,
     "[metrics]": MetricsOptions,
 }  # fmt: skip
+OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
+"""Keys of these tables that are an experiment's or the server's; an agent rejects them."""
 WORDS = {"left out": "none", "needed": "required"}
 
 
@@ -49,6 +49,8 @@ def _tables(tables: dict[str, type[Any]]) -> str:
     for name, options in tables.items():
         first = f"`{name}`"
         for key in keys_of(options):
+            if key.name in OTHERS.get(name, ()):
+                continue
             default = (
                 "the kind"
                 if (key.name, key.default) == ("name", "needed")

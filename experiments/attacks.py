@@ -2,11 +2,12 @@
 
     FEDKEEP_DATA=... python experiments/attacks.py [--json FILE] [--figure FILE] [--trials 20]
 
-What a curious server can learn from an upload: to be tried before one trusts a setting. The last layer is linear with
-weight W (Y, d) and bias b, under softmax cross-entropy: a sample with input h and error e = softmax(W h + b) -
-onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over n of them. The model is softmax regression on the
-pixels: the input of its last layer is the image itself, which is the worst case. It was trained for a while on other
-images, and the attacker knows the labels of the samples.
+What a curious server can learn from an upload: to be tried before one trusts a setting. The last
+layer is linear with weight W (Y, d) and bias b, under softmax cross-entropy: a sample with input h
+and error e = softmax(W h + b) - onehot(y) has the gradient e (h, 1)^T, and g_hat_c is the mean over
+n of them. The model is softmax regression on the pixels: the input of its last layer is the image
+itself, which is the worst case. It was trained for a while on other images, and the attacker knows
+the labels of the samples.
 """
 
 import argparse
@@ -67,9 +68,10 @@ class LastLayer:
 
 
 def invert_analytically(gradient: LastLayer) -> FloatArray:
-    """The input behind the gradient of one sample, (d,): a row of the weight's gradient over its bias's.
+    """The input behind one sample's gradient, (d,): a row of the weight's over its bias's.
 
-    Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most telling class.
+    Exact for n = 1. For more it gives the mean of the inputs, weighted by their errors in the most
+    telling class.
     """
     row = int(np.abs(gradient.bias).argmax())
     inputs: FloatArray = gradient.weight[row] / gradient.bias[row]
@@ -84,9 +86,10 @@ def invert_by_matching(
     steps: int = 400,
     rate: float = 0.05,
 ) -> FloatArray:
-    """Inputs in [0, 1] whose mean gradient comes closest to the uploaded one, (n, d), by Adam from `start`.
+    """Inputs in [0, 1] whose mean gradient is closest to the uploaded one, (n, d), by Adam.
 
-    The slope is the derivative by the inputs of half the squared distance between the two gradients.
+    The slope is the derivative by the inputs of half the squared distance between the two
+    gradients.
     """
     inputs, first, second, n = start.copy(), np.zeros_like(start), np.zeros_like(start), len(start)
     for step in range(1, steps + 1):
@@ -106,7 +109,7 @@ def invert_by_matching(
 
 @dataclass(frozen=True, eq=False)
 class MembershipAttack:
-    """An attacker who holds an upload, knows how many samples it is of and their labels, and has data like theirs."""
+    """An attacker who holds an upload, knows its samples' labels, and has similar data."""
 
     uploaded: Vector
     labels: IntArray
@@ -116,10 +119,11 @@ class MembershipAttack:
     """The clip of the devices, infinity for none."""
 
     def scores(self, candidates: PerSampleGradients, labels: IntArray) -> Scores:
-        """How much better the upload is explained with each candidate among its samples than without it.
+        """How much better each candidate explains the upload than its absence does.
 
-        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved by what is
-        particular to the candidate, over n. The score is the squared distance gained, over what there was to gain.
+        Without it, the mean of the labels' typical gradients is expected; with it, that mean moved
+        by what is particular to the candidate, over n. The score is the squared distance gained,
+        over what there was to gain.
         """
         n = len(self.labels)
         lean = self.uploaded - self.typical[self.labels].mean(axis=0)
@@ -204,7 +208,7 @@ class Attack:
         return sent
 
     def inverted(self, upload: Vector, labels: np.ndarray) -> np.ndarray:
-        """The attacker's images: by formula for one sample, by gradient matching from the usual ones for more."""
+        """The attacker's images: by formula for one sample, by gradient matching for more."""
         gradient = LastLayer.of(upload, CLASSES)
         if len(labels) == 1:
             return np.clip(invert_analytically(gradient), 0, 1)[None]
@@ -219,7 +223,7 @@ def told(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
 
 
 def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:
-    """The upload at its length before the guard shortened it, as far as the attacker can tell: that of the noise."""
+    """The upload at the length of its noise: before the mechanism clipped it."""
     if epsilon is None:
         return upload
     options = PrivacyOptions(epsilon=epsilon)

@@ -134,8 +134,8 @@ def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
 def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'epsilon'"):
         make_agent(tmp_path, privacy={"epsilo": 1.0})
-    with pytest.raises(FedkeepError, match="gradient_from"):
-        make_agent(tmp_path, privacy={"epsilon": 1.0}, device={"gradient_from": "stored"})
+    with pytest.raises(FedkeepError, match=r"estimator\.name"):
+        make_agent(tmp_path, privacy={"epsilon": 1.0}, estimator={"name": "stored"})
 
 
 def test_the_ledger_shows_in_status_and_metrics(tmp_path: Path) -> None:

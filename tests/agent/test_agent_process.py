@@ -244,7 +244,7 @@ def test_metrics_are_served_on_the_loopback(tmp_path: Path) -> None:
         ('[model]\nname = "softmx"\n', "did you mean 'softmax'"),
         ('[model]\npath = "none.onnx"\n', "cannot read the model none.onnx"),
         ('[[source]]\nkind = "lines"\npath = "none.jsonl"\n', "cannot read none.jsonl"),
-        ("[device]\nmax_age = 0\n", "max_age must be 1 or more"),
+        ("[storage]\nmax_age = 0\n", "max_age must be 1 or more"),
         ("x = \n", "is not valid TOML"),
         ("seed = -1\n", "seed must be between 0 and"),
         (

@@ -90,7 +90,7 @@ def test_experiments_fleets_agents_settings_and_sweeps_take_former_words(tmp_pat
     fleet = parse_fleet({**form, "privacy": {"secure_sum": True}})
     assert fleet.privacy.secure_aggregation
     agent = parse_config({**form, "policy": {"name": "draw"}, "after_use": {"name": "renew"}})
-    assert (agent.policy_name, agent.after_use.name) == (
+    assert (agent.method.policy_name, agent.method.storage.after_use) == (
         "balanced-reservoir",
         "evict_trained_first",
     )

@@ -17,7 +17,7 @@ FROZEN = [
     json.loads(line)
     for line in Path(__file__).with_name("hashes_v1.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-"""Tables in the words of version 1, each key away from its default, with the hashes of that time."""
+"""Tables in the words of version 1, each key off its default, with the hashes of that time."""
 
 
 def test_every_committed_curve_has_the_hash_of_the_run_that_its_suite_plans() -> None:
@@ -44,7 +44,7 @@ def test_a_table_of_version_1_keeps_its_hash(row: dict[str, object]) -> None:
 
 
 def test_the_frozen_hashes_tell_their_tables_apart() -> None:
-    """As far as they describe other experiments: some write out a default or what a preset says."""
+    """Not all: some write out a default, or what a preset says."""
     assert len({row["hash"] for row in FROZEN}) > 0.8 * len(FROZEN)
 
 

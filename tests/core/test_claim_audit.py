@@ -1,11 +1,11 @@
-"""A label is given to another where its holder stores nothing; a rate that no arrivals bear out counts as they do."""
+"""Claims that reports do not bear out count less: labels nobody stores, rates nobody sees."""
 
 import numpy as np
 import pytest
 
 from fedkeep.core.estimators import RoundMeanEstimator
 from fedkeep.core.planning.greedy import Greedy
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, Report, Vector
 
@@ -14,7 +14,7 @@ HONEST, SQUATTER, RARE = 6, 6, 2
 
 
 def profile(device: DeviceId) -> Profile:
-    """Everybody sees two labels; the rare third one is claimed by the squatter, and seen a little by device 0."""
+    """Everybody sees two labels; the squatter claims the third, device 0 sees a little of it."""
     velocity = np.array([5.0, 5.0, 1.0 if device == 0 else 0.0])
     return Profile(6, np.array([0.0, 0.0, 9.0]) if device == SQUATTER else velocity)
 
@@ -22,7 +22,8 @@ def profile(device: DeviceId) -> Profile:
 def server() -> Server:
     made = Server(
         model=MODEL, gradient_size=4, regions=3, schedule=Schedule(0.1, 1),
-        coordinator=Greedy(clients_per_label=1, labels_per_client=2), estimator=RoundMeanEstimator(),
+        coordinator=Greedy(clients_per_label=1, labels_per_client=2),
+        estimator=RoundMeanEstimator(),
     )  # fmt: skip
     made.coordinate({device: profile(device) for device in range(HONEST + 1)})
     return made
@@ -37,7 +38,7 @@ def play(
         held, counted = samples.get(device, 6), arrivals.get(device, 10)
         report = Report(made.round, update, float(held > 0), 1, held, MODEL, counted)
         assert made.receive(device, report) is None
-    return [(refusal.device, refusal.reason) for refusal in made.close_round().refusals]
+    return [(rejection.device, rejection.reason) for rejection in made.close_round().rejections]
 
 
 def holders(made: Server, label: int) -> list[int]:

@@ -23,14 +23,14 @@ def test_one_that_claims_a_quadrillion_right_answers_is_cut_and_named() -> None:
     merged, cut = merge_evaluations(told)
     assert merged["accuracy"] == pytest.approx((45 + 40) / 130)
     assert merged["accuracy_robust"] == pytest.approx(0.5)
-    assert [(refusal.device, refusal.reason) for refusal in cut] == [(9, "count-cut")]
+    assert [(rejection.device, rejection.reason) for rejection in cut] == [(9, "count-cut")]
 
 
 def test_one_loss_out_of_all_proportion_is_cut_and_named() -> None:
     told = dict.fromkeys(range(9), (10, 10.0, 5)) | {9: (10, 1e300, 5)}
     merged, cut = merge_evaluations(told)
     assert merged["loss"] == pytest.approx((90 + 1000) / 100)
-    assert [(refusal.device, refusal.reason) for refusal in cut] == [(9, "loss-cut")]
+    assert [(rejection.device, rejection.reason) for rejection in cut] == [(9, "loss-cut")]
     assert merge_evaluations({0: (9, 0.0, 9), 1: (9, 0.0, 9), 2: (9, 3.0, 8)})[1] == []
 
 

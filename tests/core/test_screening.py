@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedkeep.core.claims import cap_profiles
 from fedkeep.core.errors import RejectedError
+from fedkeep.core.outliers import robust_cap
 from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.rounds import credible
-from fedkeep.core.screening import Limits, robust_cap, screen_profile, screen_report, screen_samples
+from fedkeep.core.screening import Limits, screen_profile, screen_report, screen_samples
 from fedkeep.core.types import Profile, Report, Vector
 
 LIMITS = Limits(update_norm=10.0, gradient_norm=10.0)
@@ -22,11 +23,11 @@ def model_with(value: float) -> Vector:
     return model
 
 
-def screen(report: Report, heaviest: float = 100.0) -> Report:
-    return screen_report(report, MODEL, 2, heaviest, LIMITS)
+def screen(report: Report, max_weight: float = 100.0) -> Report:
+    return screen_report(report, MODEL, 2, max_weight, LIMITS)
 
 
-def test_a_sound_report_passes_whole() -> None:
+def test_a_valid_report_passes_whole() -> None:
     screened = screen(GOOD)
     assert screened.weight == 2.0
     np.testing.assert_array_equal(screened.model, GOOD.model)
@@ -57,31 +58,31 @@ def test_a_sound_report_passes_whole() -> None:
         (replace(GOOD, steps=-1), "bad-count"),
     ],
 )
-def test_an_unsound_report_is_refused_by_reason(bad: Report, reason: str) -> None:
+def test_an_invalid_report_is_rejected_by_reason(bad: Report, reason: str) -> None:
     with pytest.raises(RejectedError) as error:
         screen(bad)
     assert error.value.reason == reason
 
 
 def test_a_weight_beyond_what_the_device_can_hold_is_cut() -> None:
-    assert screen(replace(GOOD, weight=1e12), heaviest=30.0).weight == 30.0
+    assert screen(replace(GOOD, weight=1e12), max_weight=30.0).weight == 30.0
 
 
 def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> None:
     rates = np.array([3.0, 3.0, 3.0, 1e12, 10.0])
     before = np.array([np.nan, np.nan, np.nan, np.nan, 0.5])
     said = FleetProfiles.numbered(np.ones(5), rates[:, None])
-    fleet, counted, refusals = credible(said, before, growth=10.0)
+    fleet, counted, rejections = cap_profiles(said, before, growth=10.0)
     np.testing.assert_allclose(counted, [3, 3, 3, 12, 5])
     np.testing.assert_allclose(fleet.velocities[:, 0], [3, 3, 3, 12, 5])
-    assert [(refusal.device, refusal.reason) for refusal in refusals] == [
+    assert [(rejection.device, rejection.reason) for rejection in rejections] == [
         (3, "rate-cut"),
         (4, "rate-cut"),
     ]
 
 
 def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
-    """Four times the median where claims are alike; three robust spreads above it where they differ."""
+    """Four times the median where claims are alike; three deviations where they differ."""
     alike = np.array([10.0, 10.0, 11.0, 9.0, 1e15])
     assert robust_cap(alike) == pytest.approx(40.0)
     unlike = np.exp([-2.0, -1.0, 0.0, 1.0, 2.0])
@@ -101,7 +102,7 @@ def test_the_fleet_itself_tells_how_much_a_claim_counts() -> None:
         (Profile(5, np.ones(3, dtype=np.float32)), "velocity-dtype"),  # type: ignore[arg-type]
     ],
 )
-def test_an_unsound_profile_is_refused_by_reason(profile: Profile, reason: str) -> None:
+def test_an_invalid_profile_is_rejected_by_reason(profile: Profile, reason: str) -> None:
     with pytest.raises(RejectedError) as error:
         screen_profile(profile, regions=3)
     assert error.value.reason == reason
@@ -110,9 +111,9 @@ def test_an_unsound_profile_is_refused_by_reason(profile: Profile, reason: str) 
 def test_bad_samples_are_counted_by_reason_and_never_index_anything() -> None:
     x = np.zeros((5, 2), dtype=np.float32)
     x[3, 1] = np.nan
-    sound, refused = screen_samples(x, np.array([0, 3, -1, 1, 2]), (2,), labels=3)
-    assert sound.tolist() == [True, False, False, False, True]
-    assert refused == {"label": 2, "not-finite": 1}
+    valid, rejected = screen_samples(x, np.array([0, 3, -1, 1, 2]), (2,), labels=3)
+    assert valid.tolist() == [True, False, False, False, True]
+    assert rejected == {"label": 2, "not-finite": 1}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +127,10 @@ def test_bad_samples_are_counted_by_reason_and_never_index_anything() -> None:
         (np.zeros((2, 2)), np.array([2**40, -(2**40)]), "label"),
     ],
 )
-def test_samples_of_another_kind_are_refused(x: np.ndarray, y: np.ndarray, reason: str) -> None:
-    sound, refused = screen_samples(x, y, (2,), labels=3)
-    assert not sound.any()
-    assert refused == {reason: 2}
+def test_samples_of_another_kind_are_rejected(x: np.ndarray, y: np.ndarray, reason: str) -> None:
+    valid, rejected = screen_samples(x, y, (2,), labels=3)
+    assert not valid.any()
+    assert rejected == {reason: 2}
 
 
 def test_whole_numbers_written_as_floats_are_labels() -> None:

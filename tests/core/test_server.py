@@ -1,31 +1,51 @@
-"""The server's rounds: every report counts once, at the right time, or is refused by name."""
+"""The server's rounds: every report counts once, at the right time, or is rejected by name."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkeep.core.aggregation import Aggregation
-from fedkeep.core.estimators import GlobalEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core import screening
+from fedkeep.core import server as core_server
+from fedkeep.core.aggregation import Aggregator, FedAvg, RobustMean, pipeline
+from fedkeep.core.aggregation.robust.clip import GradientClip
+from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
+from fedkeep.core.claims import ClaimAudit
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.estimators import (
+    GivenEstimator,
+    GlobalEstimator,
+    IncrementalEstimator,
+    RoundMeanEstimator,
+)
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
+from fedkeep.core.screening import Limits
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 LABELS = 3
 
 
-def server_of(devices: int = 6, **profiles: Profile) -> Server:
+def server_of(
+    devices: int = 6,
+    estimator: GlobalEstimator | None = None,
+    aggregation: Aggregator = FedAvg(),
+    **options: Any,
+) -> Server:
     server = Server(
         model=np.ones(4, dtype=np.float32),
         gradient_size=2,
         regions=LABELS,
         schedule=Schedule(learning_rate=0.1, epochs=2),
         coordinator=Greedy(clients_per_label=2, labels_per_client=2),
-        estimator=IncrementalEstimator(),
+        estimator=estimator or IncrementalEstimator(),
+        aggregation=aggregation,
         seed=1,
+        **options,
     )
     server.coordinate({d: Profile(6, np.array([1.0, 2.0, 3.0]) * (d + 1)) for d in range(devices)})
     return server
@@ -63,9 +83,9 @@ def test_a_duplicate_counts_once() -> None:
     server = server_of()
     server.open_round([0])
     assert server.receive(0, report(0, 1.2)) is None
-    refusal = server.receive(0, report(0, 9.0))
-    assert refusal is not None
-    assert refusal.reason == "duplicate"
+    rejection = server.receive(0, report(0, 9.0))
+    assert rejection is not None
+    assert rejection.reason == "duplicate"
     server.close_round()
     np.testing.assert_allclose(server.model, 1.2, rtol=1e-6)
 
@@ -76,9 +96,9 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     server.receive(1, report(0, 1.0, gradient=1.0))
     server.close_round()
     server.open_round([2])
-    refusal = server.receive(0, report(0, 5.0, gradient=3.0))
-    assert refusal is not None
-    assert refusal.reason == "late"
+    rejection = server.receive(0, report(0, 5.0, gradient=3.0))
+    assert rejection is not None
+    assert rejection.reason == "late"
     server.close_round()
     np.testing.assert_allclose(server.model, 1.0, rtol=1e-6)
     order = server.open_round([0])[0]
@@ -88,8 +108,7 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
 
 def test_a_robust_mean_believes_no_late_estimator() -> None:
     """No update of the same round bears it out: a liar would only have to be late."""
-    server = server_of()
-    server.aggregation = Aggregation("robust")
+    server = server_of(aggregation=RobustMean())
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=-1.0))
     server.close_round()
@@ -105,9 +124,8 @@ def test_a_robust_mean_believes_no_late_estimator() -> None:
 def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
     estimator: GlobalEstimator,
 ) -> None:
-    """Else participants of one round would get different directions, or one late device would be the direction."""
-    server = server_of()
-    server.estimator = estimator
+    """Else participants of one round would get different directions."""
+    server = server_of(estimator=estimator)
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=1.0))
     server.close_round()
@@ -127,8 +145,7 @@ def test_a_late_estimator_counts_at_the_close_of_the_round_and_not_before(
 def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
     others: int, length: float
 ) -> None:
-    server = server_of()
-    server.estimator = RoundMeanEstimator()
+    server = server_of(estimator=RoundMeanEstimator())
     told = {d: report(0, gradient=0.5**0.5) for d in range(others)}
     told[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
     server.open_round(told)
@@ -143,8 +160,7 @@ def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
 
 
 def test_a_report_later_than_the_staleness_bound_is_discarded_whole() -> None:
-    server = server_of()
-    server.staleness = 1
+    server = server_of(staleness=1)
     for _ in range(3):
         server.open_round([1])
         server.close_round()
@@ -169,7 +185,7 @@ def test_the_offender_is_named_and_the_rest_goes_on(device: int, bad: Report, re
     server.receive(1, report(0, 1.5))
     server.receive(device, bad)
     summary = server.close_round()
-    assert [(r.device, r.reason) for r in summary.refusals] == [(device, reason)]
+    assert [(r.device, r.reason) for r in summary.rejections] == [(device, reason)]
     assert summary.accepted == (1,)
     np.testing.assert_allclose(server.model, 1.5, rtol=1e-6)
 
@@ -192,13 +208,13 @@ def test_no_data_is_participation_not_failure() -> None:
     assert (summary.empty, summary.accepted, summary.missing) == ((0,), (1,), (2,))
 
 
-def test_an_unsound_profile_is_left_out_of_the_plan_by_name() -> None:
+def test_an_invalid_profile_is_left_out_of_the_plan_by_name() -> None:
     server = server_of()
     good = Profile(6, np.ones(LABELS))
-    plan, refusals = server.coordinate(
+    plan, rejections = server.coordinate(
         {0: good, 1: Profile(6, np.array([1.0, np.nan, 1.0])), 2: good}
     )
-    assert [(r.device, r.reason) for r in refusals] == [(1, "velocity-not-finite")]
+    assert [(r.device, r.reason) for r in rejections] == [(1, "velocity-not-finite")]
     assert plan.devices.tolist() == [0, 2]
 
 
@@ -212,15 +228,15 @@ def test_a_device_that_left_no_longer_counts() -> None:
     np.testing.assert_allclose(server.estimator.direction(), 1.0)  # type: ignore[arg-type]
 
 
-def test_a_late_report_of_a_device_that_left_is_refused_whole() -> None:
+def test_a_late_report_of_a_device_that_left_is_rejected_whole() -> None:
     server = server_of()
     server.open_round([0])
     server.close_round()
     server.coordinate({d: Profile(6, np.ones(LABELS)) for d in range(1, 6)})
     server.open_round([1])
-    refusal = server.receive(0, report(0))
-    assert refusal is not None
-    assert refusal.reason == "left"
+    rejection = server.receive(0, report(0))
+    assert rejection is not None
+    assert rejection.reason == "left"
     server.close_round()
     assert server.estimator.direction() is None
 
@@ -309,18 +325,18 @@ def test_under_a_plan_made_elsewhere_no_report_weighs_more_than_ten_mean_devices
         each.open_round([0, 1])
         assert each.receive(0, report(0, weight=9.9 * mean)) is None
         each.receive(1, report(0, weight=1e6))
-        refusals = each.close_round().refusals
-        assert [(r.device, r.reason) for r in refusals] == [(1, "weight-cut")]
-        assert f"counts as {10.01 * mean:g}" in refusals[0].detail
+        rejections = each.close_round().rejections
+        assert [(r.device, r.reason) for r in rejections] == [(1, "weight-cut")]
+        assert f"counts as {10.01 * mean:g}" in rejections[0].detail
 
 
-def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -> None:
+def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_rejected() -> None:
     server = server_of()
     server.open_round(range(6))
     for device, step in enumerate((0.1, 0.1, 0.1, 0.1, 3.0, 30.0)):
         server.receive(device, report(0, 1 + step))
     summary = server.close_round()
-    assert [(r.device, r.reason) for r in summary.refusals] == [
+    assert [(r.device, r.reason) for r in summary.rejections] == [
         (4, "update-cut"),
         (5, "large-update"),
     ]
@@ -329,8 +345,7 @@ def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_refused() -
 
 
 def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
-    server = server_of()
-    server.aggregation = Aggregation("robust")
+    server = server_of(aggregation=RobustMean())
     for sign in (1.0, -1.0):
         server.open_round(range(6))
         for device in range(6):
@@ -341,3 +356,133 @@ def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
         server.close_round()
     assert 5 not in server.estimator.snapshot()["devices"]
     assert 4 in server.estimator.snapshot()["devices"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model", "round", "plan", "estimator", "aggregation", "limits", "schedule", "staleness"],
+)
+def test_nobody_but_the_server_changes_what_it_has(name: str) -> None:
+    server = server_of()
+    with pytest.raises(AttributeError):
+        setattr(server, name, getattr(server, name))
+
+
+def test_a_first_model_can_be_set_and_a_closed_round_corrected_and_nothing_else() -> None:
+    server = server_of()
+    server.set_model(np.zeros(4, dtype=np.float32))
+    assert not server.open_round([0])[0].model.any()
+    with pytest.raises(RuntimeError, match="a round is open"):
+        server.apply_step(np.ones(4, dtype=np.float32))
+    server.close_round()
+    server.apply_step(np.full(4, 3.0, dtype=np.float32))
+    assert server.open_round([0])[0].model.tolist() == [3.0] * 4
+    with pytest.raises(RuntimeError, match="after the first round"):
+        server.set_model(np.zeros(4, dtype=np.float32))
+
+
+def test_only_an_oracle_sets_the_global_gradient() -> None:
+    given = server_of(estimator=GivenEstimator())
+    given.set_global_gradient(np.ones(2, dtype=np.float32))
+    assert given.order(0).direction is not None
+    for estimator in (IncrementalEstimator(), RoundMeanEstimator()):
+        with pytest.raises(TypeError, match="estimates g_hat from reports"):
+            server_of(estimator=estimator).set_global_gradient(None)
+
+
+# With limits.enabled = false nothing is cut; forms and replays are checked all the same.
+
+UNLIMITED = Limits(enabled=False)
+
+
+def test_without_limits_rates_and_capacities_count_as_declared() -> None:
+    """Nine devices at rate 10 and one at 100: gamma is (1.42, 0.58) by Eq.
+
+    11, (1.25, 0.75) capped.
+    """
+    profiles = {d: Profile(6, np.array([9.0, 1.0])) for d in range(9)}
+    profiles[9] = Profile(60, np.array([80.0, 20.0]))
+
+    def planned(limits: Limits) -> tuple[Plan, tuple[Any, ...], Server]:
+        server = Server(
+            model=np.ones(4, dtype=np.float32), gradient_size=2, regions=2,
+            schedule=Schedule(0.1, epochs=1), coordinator=Greedy(clients_per_label=1),
+            estimator=IncrementalEstimator(), limits=limits,
+        )  # fmt: skip
+        plan, rejections = server.coordinate(profiles)
+        return plan, rejections, server
+
+    plan, rejections, server = planned(UNLIMITED)
+    assert rejections == ()
+    assert server.rate(9) == 100.0
+    assert plan.quotas.sum() == 9 * 6 + 60
+    gamma = np.array([161.0, 29.0]) / 190 / (plan.quotas.sum(axis=0) / plan.quotas.sum())
+    np.testing.assert_allclose(plan.label_weights, gamma)
+    capped, cuts, limited = planned(Limits())
+    assert {r.reason for r in cuts} == {"rate-cut", "capacity-cut"}
+    assert limited.rate(9) == 40.0
+    assert capped.quotas.sum() == 9 * 6 + 24
+
+
+def test_without_limits_a_round_is_eq_2_and_eq_8_as_printed() -> None:
+    server = server_of(limits=UNLIMITED, estimator=RoundMeanEstimator())
+    server.open_round(range(6))
+    steps = np.array([0.1, 0.1, 0.1, 0.1, 3.0, 5000.0])
+    weights = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1e6])
+    gradients = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 5000.0])
+    rows = zip(steps, weights, gradients, strict=True)
+    for device, (step, weight, gradient) in enumerate(rows):
+        assert server.receive(device, report(0, 1 + step, weight, gradient)) is None
+    summary = server.close_round()
+    assert (summary.rejections, summary.accepted) == ((), tuple(range(6)))
+    np.testing.assert_allclose(server.model, 1 + steps @ weights / weights.sum(), rtol=1e-6)
+    rates = 6.0 * np.arange(1, 7)
+    expected = gradients @ rates / rates.sum()
+    np.testing.assert_allclose(server.order(0).direction, expected, rtol=1e-6)  # type: ignore[arg-type]
+
+
+def test_without_limits_no_code_of_the_cuts_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **named: object) -> None:
+        raise AssertionError("a cut")
+
+    for module, name in (
+        (core_server, "cap_profiles"), (pipeline, "ClippedReports"), (pipeline, "weight_cap"),
+        (screening, "_require_plausible"), (GradientClip, "clip"),
+        (UpdateStatistics, "learn_lengths"),
+        (ClaimAudit, "observe"), (ClaimAudit, "review"), (ClaimAudit, "discount"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, never)
+    server = server_of(limits=UNLIMITED)
+    for round_ in range(8):
+        server.open_round(range(6))
+        for device in range(6):
+            server.receive(device, report(round_))
+        server.close_round()
+    assert server.round == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "bad", "reason"),
+    [
+        (0, replace(report(0), model=np.ones(5, dtype=np.float32)), "model-shape"),
+        (0, report(0, float("inf")), "model-not-finite"),
+        (0, report(0, gradient=float("nan")), "estimator-not-finite"),
+        (0, report(0, weight=float("nan")), "bad-weight"),
+        (3, report(0), "not-asked"),
+    ],
+)
+def test_without_limits_forms_and_replays_are_checked(
+    device: int, bad: Report, reason: str
+) -> None:
+    server = server_of(limits=UNLIMITED)
+    server.open_round([0, 1])
+    server.receive(1, report(0))
+    for sender, sent, why in ((device, bad, reason), (1, report(0), "duplicate")):
+        rejection = server.receive(sender, sent)
+        assert rejection is not None
+        assert rejection.reason == why
+
+
+def test_a_rule_that_clips_by_itself_does_not_run_without_limits() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.enabled = false switches off"):
+        server_of(limits=UNLIMITED, aggregation=RobustMean())

@@ -14,7 +14,7 @@ from fedkeep.core.policies.ode import Ode
 from fedkeep.core.policies.reservoir import Reservoir
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, Profile, TrainOrder
@@ -138,4 +138,4 @@ def test_no_honest_device_is_cut_whatever_its_slots_are_lent_to(
         device.profile()
         device.observe(arrivals(labels), 0.0)
         report = device.participate(server.order(number))
-        assert report.weight <= server.heaviest(number)
+        assert report.weight <= server.max_weight(number)

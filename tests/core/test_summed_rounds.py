@@ -5,18 +5,18 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from fedkeep.core.aggregation import Aggregation, UpdateSum
+from fedkeep.core.aggregation import AGGREGATORS, Aggregator, FedAvg, UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.estimators import GivenEstimator, GlobalEstimator, IncrementalEstimator
 from fedkeep.core.planning.greedy import Greedy
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
 
 MODEL = np.array([1.0, -2.0, 0.5, 3.0], dtype=np.float32)
 
 
-def server_of(estimator: GlobalEstimator, aggregation: Aggregation = Aggregation()) -> Server:
+def server_of(estimator: GlobalEstimator, aggregation: Aggregator = FedAvg()) -> Server:
     server = Server(
         model=MODEL,
         gradient_size=2,
@@ -51,7 +51,7 @@ def sum_of(given: dict[int, Report], *, per_step: bool = False) -> UpdateSum:
 
 @pytest.mark.parametrize("name", ["fedavg", "fednova"])
 def test_sums_give_the_model_that_reports_give(name: Literal["fedavg", "fednova"]) -> None:
-    seen, unseen = (server_of(GivenEstimator(), Aggregation(name)) for _ in range(2))
+    seen, unseen = (server_of(GivenEstimator(), AGGREGATORS[name]()) for _ in range(2))
     for server in (seen, unseen):
         server.open_round([0, 1, 2, 3])
     for device, report in reports().items():
@@ -105,7 +105,7 @@ def test_sums_that_sound_reports_cannot_make_are_refused(
 @pytest.mark.parametrize("name", ["trimmed", "norm-bounded"])
 def test_robust_means_cannot_work_on_a_sum(name: Literal["trimmed", "norm-bounded"]) -> None:
     with pytest.raises(ConfigError, match="single reports"):
-        Aggregation(name).apply(MODEL, UpdateSum(np.zeros(4), 1.0))
+        AGGREGATORS[name]().apply(MODEL, UpdateSum(np.zeros(4), 1.0))
 
 
 def test_an_estimator_that_keeps_single_gradients_takes_no_sum() -> None:

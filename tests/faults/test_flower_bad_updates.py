@@ -31,8 +31,8 @@ def test_the_run_goes_on_and_the_offender_is_named(
     strategy = fleet.strategy()
     with caplog.at_level(logging.WARNING, "fedkeep.flower"):
         outcomes = list(strategy.rounds(fleet.grid(), 4))
-    named = {refusal.device for outcome in outcomes for refusal in outcome.refusals}
-    in_metrics = {device for outcome in outcomes for device in outcome.metrics()["refused"]}  # type: ignore[union-attr]
+    named = {refusal.device for outcome in outcomes for refusal in outcome.rejections}
+    in_metrics = {device for outcome in outcomes for device in outcome.metrics()["rejected"]}  # type: ignore[union-attr]
     harmless = (fault, part) == ("zeros", "profile")
     assert len(outcomes) == 4
     assert all(outcome.quorate for outcome in outcomes)

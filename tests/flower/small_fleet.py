@@ -113,7 +113,7 @@ class SmallFleet:
     ) -> FedkeepStrategy:
         """A new server; it knows nothing of an older one but what the store tells."""
         parts = assemble(self.experiment, self._parts.data)
-        parts.server.plan = None
+        parts.server.discard_plan()
         privacy = self.experiment.privacy
         sums = (
             SecureAggregationServer(parts.server, privacy, parts.server.gradient_size)

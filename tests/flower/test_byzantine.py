@@ -1,4 +1,4 @@
-"""Plausible lies through the real strategy and Flower's own messages: the run goes on nearly as without the liar."""
+"""Plausible attacks through the real strategy: the run goes on nearly as without them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def any_direction(told: dict[str, Any], model: np.ndarray) -> None:
 
 
 def against_the_last_step() -> Lie:
-    """Inner-product manipulation with what a device knows: three times the fleet's last step, turned round."""
+    """Inner-product manipulation: three times the fleet's last step, reversed."""
     seen: list[np.ndarray] = []
 
     def lie(told: dict[str, Any], model: np.ndarray) -> None:
@@ -127,12 +127,14 @@ LIES: dict[str, Callable[[], Lie]] = {
 
 def named(outcomes: list[RoundOutcome], *reasons: str) -> set[int]:
     """Who was refused, for one of these reasons or for any."""
-    refusals = [refusal for outcome in outcomes for refusal in outcome.refusals]
-    return {refusal.device for refusal in refusals if not reasons or refusal.reason in reasons}
+    rejections = [rejection for outcome in outcomes for rejection in outcome.rejections]
+    return {
+        rejection.device for rejection in rejections if not reasons or rejection.reason in reasons
+    }
 
 
-def outvoted(outcomes: list[RoundOutcome]) -> set[int]:
-    return {device for outcome in outcomes for device in outcome.summary.outvoted}
+def filtered(outcomes: list[RoundOutcome]) -> set[int]:
+    return {device for outcome in outcomes for device in outcome.summary.filtered}
 
 
 @pytest.mark.parametrize("inflated", [False, True])
@@ -142,11 +144,11 @@ def test_one_liar_of_ten_costs_the_run_little(name: str, inflated: bool, clean: 
     made.apps[LIAR] = lying(made.apps[LIAR], LIES[name](), inflated=inflated, capacity=10**9)
     strategy, outcomes = played(made)
     assert made.accuracy(strategy) > 0.95 * clean
-    found = named(outcomes) | outvoted(outcomes)
+    found = named(outcomes) | filtered(outcomes)
     assert found <= {LIAR}, "nobody honest is refused"
     assert bool(found) == (inflated or name != "estimator turned, x10")
     assert all(
-        outcome.metrics()["outvoted"] == list(outcome.summary.outvoted) for outcome in outcomes
+        outcome.metrics()["filtered"] == list(outcome.summary.filtered) for outcome in outcomes
     )
 
 
@@ -164,7 +166,7 @@ def test_a_gist_in_line_with_its_update_ends_no_run() -> None:
     made.apps[LIAR] = lying(made.apps[LIAR], gist_in_line, inflated=True)
     strategy, outcomes = played(made)
     assert made.accuracy(strategy) > 0.8 * honest.accuracy(played(honest)[0])
-    assert named(outcomes) | outvoted(outcomes) <= {LIAR}
+    assert named(outcomes) | filtered(outcomes) <= {LIAR}
 
 
 def test_an_inflated_profile_counts_as_four_devices_at_most() -> None:
@@ -173,7 +175,7 @@ def test_an_inflated_profile_counts_as_four_devices_at_most() -> None:
     strategy = made.strategy()
     outcome = next(strategy.rounds(made.grid(), 1))
     assert {"rate-cut", "capacity-cut"} <= {
-        refusal.reason for refusal in outcome.refusals if refusal.device == LIAR
+        rejection.reason for rejection in outcome.rejections if rejection.device == LIAR
     }
     plan = strategy.server.plan
     assert plan is not None
@@ -247,7 +249,7 @@ def test_a_liar_that_joins_late_costs_the_run_little(inflated: bool, clean: floa
             grid.nodes[late.node_id] = late
     assert LIAR in outcomes[-1].summary.participants
     assert made.accuracy(strategy) > 0.95 * clean
-    assert named(outcomes) | outvoted(outcomes) == {LIAR}
+    assert named(outcomes) | filtered(outcomes) == {LIAR}
 
 
 @pytest.mark.parametrize("velocity", [1e31, 1e300])
@@ -255,14 +257,14 @@ def test_a_velocity_beyond_all_measure_is_refused_and_the_run_goes_on(velocity: 
     made = fleet()
     made.apps[LIAR] = declaring(made.apps[LIAR], np.full(4, velocity))
     outcome = next(made.strategy().rounds(made.grid(), 1))
-    assert 1000 + LIAR in {refusal.device for refusal in outcome.refusals}, (
+    assert 1000 + LIAR in {rejection.device for rejection in outcome.rejections}, (
         "its node: it has not become a device"
     )
     assert outcome.summary.accepted == tuple(d for d in range(10) if d != LIAR)
 
 
 class Unbounded(SecureAggregationClient):
-    """A member that from some round on masks what no honest one would: a push by 900 for each device of the sum."""
+    """A member that from some round on masks a push by 900 for each device of the sum."""
 
     honest_sums = 0
 
@@ -340,6 +342,6 @@ def test_devices_that_a_server_invents_get_no_masked_word_of_a_member(tmp_path: 
     outcome = played_by([members[0], invented, invented])
     assert outcome.summary.missing == (0,)
     assert "not a member" in next(
-        refusal.detail for refusal in outcome.refusals if refusal.device == 0
+        rejection.detail for rejection in outcome.rejections if rejection.device == 0
     )
     assert (MASK, 0) not in asked, "the victim's words never leave it"

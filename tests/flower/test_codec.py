@@ -81,15 +81,13 @@ def test_a_report_survives_the_wire(gradient: np.ndarray | None, weight: float) 
 
 def test_a_profile_survives_the_wire() -> None:
     sent = Profile(10, np.array([0.5, 1.5]))
-    profile, device, name = codec.decode_profile(
-        _over_the_wire(codec.encode(Profiled(sent, 4, "hall"))), REGIONS
-    )
-    assert (profile.capacity, profile.velocity.tolist(), device, name) == (
-        10,
-        [0.5, 1.5],
-        4,
-        "hall",
-    )
+    terms = {"gist.mode": "local"}
+    content = _over_the_wire(codec.encode(Profiled(sent, 4, "hall", terms)))
+    profile, device, name = codec.decode_profile(content, REGIONS, terms)
+    assert (profile.capacity, profile.velocity.tolist()) == (10, [0.5, 1.5])
+    assert (device, name) == (4, "hall")
+    with pytest.raises(RejectedError, match=r"gist\.mode is 'local' on the device"):
+        codec.decode_profile(content, REGIONS, {})
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_the_plan_equals_the_plain_one_and_rounds_are_played(
     outcomes = list(strategy.rounds(fleet.grid(), 3))
     assert_same(strategy.server.plan, plain_plan(fleet))
     assert all(outcome.summary.accepted and outcome.quorate for outcome in outcomes)
-    assert not any(outcome.refusals for outcome in outcomes)
+    assert not any(outcome.rejections for outcome in outcomes)
     assert np.isnan(strategy._membership.entries[0].profile.velocity).all(), (
         "the server knows no velocity"
     )
@@ -120,7 +120,7 @@ def test_with_secure_sums_the_server_sees_neither_profile_nor_report(
     before = strategy.server.model.copy()
     outcomes = list(strategy.rounds(fleet.grid(), 2))
     assert_same(strategy.server.plan, plain_plan(fleet))
-    assert all(outcome.summary.accepted and not outcome.refusals for outcome in outcomes)
+    assert all(outcome.summary.accepted and not outcome.rejections for outcome in outcomes)
     assert not np.array_equal(before, strategy.server.model)
 
 
@@ -221,7 +221,7 @@ def test_answers_that_cannot_count_are_refused_by_name_and_the_rest_goes_on(
     fleet.apps[3] = in_the_clear(fleet, 3)
     strategy = fleet.strategy(planner=planner(running))
     outcome = next(strategy.rounds(fleet.grid(), 1))
-    refused = {refusal.device % 1000: refusal.reason for refusal in outcome.refusals}
+    refused = {refusal.device % 1000: refusal.reason for refusal in outcome.rejections}
     assert refused == dict(
         enumerate(["profile in the clear", *(reason for _, reason in BAD.values())], start=3)
     )
@@ -252,8 +252,8 @@ def test_lies_under_the_seal_are_named_and_the_rounds_go_on_without_them(
         fleet.apps[number] = tampered(fleet.apps[number], partial(resealed, number, lie))
     strategy, grid = fleet.strategy(planner=planner(running)), WatchedGrid(fleet.grid())
     outcomes = list(strategy.rounds(grid, 3))
-    assert {r.device: r.reason for r in outcomes[0].refusals} == dict(enumerate(LIES, start=3))
-    assert not any(outcome.refusals for outcome in outcomes[1:]), (
+    assert {r.device: r.reason for r in outcomes[0].rejections} == dict(enumerate(LIES, start=3))
+    assert not any(outcome.rejections for outcome in outcomes[1:]), (
         "they are named once, and asked again later"
     )
     assert all(outcome.summary.accepted for outcome in outcomes)
@@ -293,7 +293,7 @@ def test_a_server_that_asks_in_the_clear_learns_nothing(made: Path) -> None:
     fleet = sealed(made)
     replies: list[Message] = []
     strategy, grid = fleet.strategy(), fleet.grid()
-    strategy._membership.meet(exchange := _recording(grid, replies))
+    strategy._membership.poll(exchange := _recording(grid, replies))
     for asked, reply in exchange.arrived():
         strategy._greet(asked, reply)
     assert len(replies) == fleet.devices
@@ -384,7 +384,9 @@ def test_new_keys_are_refused_by_the_devices_and_the_old_plan_stays(
     own.start()
     grid.nodes[newcomer.node_id] = newcomer
     refusals = {
-        (r.device, r.detail.split(":")[1].strip()) for _ in range(3) for r in next(rounds).refusals
+        (r.device, r.detail.split(":")[1].strip())
+        for _ in range(3)
+        for r in next(rounds).rejections
     }
     assert {device for device, _ in refusals} >= {0, 1, 2, 4, 5}
     assert any("another key" in reason for _, reason in refusals)
@@ -427,7 +429,7 @@ def test_too_few_devices_are_not_planned_for(
     exchange = _recording(grid, [])
     caplog.set_level(logging.WARNING, "fedkeep")
     for _ in range(2):
-        membership.meet(exchange)
+        membership.poll(exchange)
         for asked, reply in exchange.arrived():
             strategy._greet(asked, reply)
         membership.plan()

@@ -24,7 +24,11 @@ def test_specification_and_devices_fit_each_other(tmp_path: Path) -> None:
             spec.samples.shape,
             spec.samples.labels,
         )
-        assert (agent.model, agent.policy, agent.preset) == (spec.model, spec.policy, spec.preset)
+        assert (agent.model, agent.method.policy, agent.preset) == (
+            spec.model,
+            spec.policy,
+            spec.preset,
+        )
     assert len({agent.agent.socket for agent in agents}) == 2
 
 

@@ -1,15 +1,18 @@
 """An existing app, FedAvg and torch and all, adopts fedkeep by a Keeper and a wrapper."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.screening import Limits
 from fedkeep.flower import Keeper, KeeperStrategy
 from fedkeep.flower.keeper import DIRECTION, ESTIMATE
 from fedkeep.learn.torch_learner import add_to_gradients
@@ -124,10 +127,17 @@ def test_a_sample_offered_again_is_the_same_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [np.full(67, np.nan), np.zeros(3), np.full(67, 1e30), np.zeros((67, 1))]
+    ("bad", "reason"),
+    [
+        (np.full(67, np.nan), "estimator-not-finite"),
+        (np.ones(3), "estimator-shape"),
+        (np.zeros(67), "zero-estimator"),
+        (np.full(67, 1e30), "large-estimator"),
+        (np.ones((67, 1)), "estimator-shape"),
+    ],
 )
 def test_a_bad_estimate_is_dropped_and_training_goes_on(
-    bad: np.ndarray, caplog: pytest.LogCaptureFixture
+    bad: np.ndarray, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = make_app()
 
@@ -140,7 +150,7 @@ def test_a_bad_estimate_is_dropped_and_training_goes_on(
     strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0))
     result = strategy.start(make_grid(liar), ArrayRecord(net().state_dict()), num_rounds=4)  # type: ignore[arg-type]
     assert np.isfinite(result.arrays["0.weight"].numpy()).all()
-    assert "node 1002: estimate refused" in caplog.text
+    assert f"device 1002 rejected: {reason}: " in caplog.text
 
 
 def test_the_documented_difference_is_at_most_ten_lines() -> None:
@@ -176,8 +186,12 @@ def test_unsound_samples_are_counted_and_none_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("y", "said"),
-    [([0.5, 1.25], "regression"), ([[0, 1], [1, 0]], "one class number a sample"), ([0], "one class number a sample"),
-     (["a", "b"], "class numbers")],
+    [
+        ([0.5, 1.25], "regression"),
+        ([[0, 1], [1, 0]], "one class number a sample"),
+        ([0], "one class number a sample"),
+        (["a", "b"], "class numbers"),
+    ],
 )  # fmt: skip
 def test_what_are_no_classes_is_refused_in_a_sentence(y: object, said: str) -> None:
     with opened() as keeper, pytest.raises(ConfigError, match=said):
@@ -351,3 +365,71 @@ def test_a_users_own_loop_is_mended_by_the_gist() -> None:
     assert mended < 0.95 * plain, (
         f"nine samples are {plain:.3f} from the stream's gradient, with the gist {mended:.3f}"
     )
+
+
+Forge = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def attacked(forge: Forge, **options: Any) -> tuple[Result, list[MetricRecord]]:
+    """Eight rounds of nine nodes; the last sends what `forge` makes of model and update."""
+    honest = make_app()
+
+    def byzantine(message: Message, context: Context) -> Message:
+        sent = {n: a.numpy() for n, a in message.content["arrays"].items()}  # type: ignore[union-attr]
+        reply = honest(message, context)
+        if context.node_id == 1008 and "arrays" in reply.content:
+            own = {n: a.numpy() for n, a in reply.content["arrays"].items()}  # type: ignore[union-attr]
+            reply.content["arrays"] = ArrayRecord(
+                {n: Array(forge(sent[n], own[n] - sent[n]).astype(np.float32)) for n in own}
+            )
+        return reply
+
+    strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0), **options)
+    grid = InProcessGrid([make_node(number, byzantine, {}) for number in range(9)])  # type: ignore[arg-type]
+    result = strategy.start(grid, ArrayRecord(net().state_dict()), num_rounds=8)  # type: ignore[arg-type]
+    return result, list(result.train_metrics_clientapp.values())
+
+
+def reversed_update(model: np.ndarray, update: np.ndarray) -> np.ndarray:
+    return model - 10 * update
+
+
+def test_a_byzantine_node_is_filtered_as_by_a_served_fleet() -> None:
+    result, metrics = attacked(reversed_update)
+    assert accuracy(result.arrays) > 0.8
+    assert metrics[-1]["keeper-filtered"] == 1
+    assert metrics[-1]["keeper-rejected"] == 0
+
+
+def test_without_limits_and_robust_mean_the_same_node_ends_the_run() -> None:
+    result, metrics = attacked(reversed_update, preset="paper", limits=Limits(enabled=False))
+    assert accuracy(result.arrays) < 0.6
+    assert metrics[-1]["keeper-filtered"] == 0
+
+
+@pytest.mark.parametrize(
+    ("forge", "reason"),
+    [
+        (lambda model, update: np.full_like(model, np.nan), "model-not-finite"),
+        (lambda model, update: model + 1e6, "large-update"),
+        (lambda model, update: np.zeros((3, 7)), "model-shape"),
+    ],
+)
+@pytest.mark.parametrize("preset", ["default", "paper"])
+def test_an_invalid_reply_does_not_reach_the_inner_strategy(
+    forge: Forge, reason: str, preset: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    result, metrics = attacked(forge, preset=preset)
+    assert f"device 1008 rejected: {reason}: " in caplog.text
+    assert accuracy(result.arrays) > 0.8
+    assert {line["keeper-rejected"] for line in metrics} == {1}
+
+
+def test_without_robust_mean_an_honest_fleet_is_merged_as_the_inner_strategy_would() -> None:
+    def honest(model: np.ndarray, update: np.ndarray) -> np.ndarray:
+        return model + update
+
+    limited, _ = attacked(honest, preset="paper")
+    unlimited, _ = attacked(honest, preset="paper", limits=Limits(enabled=False))
+    for name, array in unlimited.arrays.items():
+        np.testing.assert_allclose(limited.arrays[name].numpy(), array.numpy(), atol=1e-4)

@@ -149,12 +149,12 @@ def test_gradients_under_a_budget_are_not_told_of_in_figures(tmp_path: Path) -> 
 def test_arrivals_before_a_resume_are_not_counted_again(tmp_path: Path) -> None:
     said = {0: Evaluated(1, 0.5, 1, vitals=DeviceStats(1, (1,), arrivals=10, kept=4))}
     recorder = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
-    assert recorder._since_told(said)["arrivals"] == 10
+    assert recorder._since_reported(said)["arrivals"] == 10
     again = FleetRecorder(tmp_path / "fleet.jsonl", HEADER)
     again._resumed = True
-    assert again._since_told(said)["arrivals"] == 0
+    assert again._since_reported(said)["arrivals"] == 0
     again._evaluated = said
-    more = again._since_told(
+    more = again._since_reported(
         {0: Evaluated(1, 0.5, 1, vitals=DeviceStats(1, (1,), arrivals=13, kept=5))}
     )
     assert (more["arrivals"], more["kept"]) == (3, 1)

@@ -1,8 +1,10 @@
 """The same words mean the same in the simulator, the agent, the Flower app and the Keeper."""
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
@@ -11,14 +13,18 @@ from flwr.app.user_config import UserConfig
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.service import Service
 from fedkeep.config.experiment import Experiment, resolve
-from fedkeep.config.presets import DEFAULT_POLICY, PRESETS, device_tables
+from fedkeep.config.presets import DEFAULT_POLICY, PRESETS
 from fedkeep.core.errors import ConfigError
-from fedkeep.flower.client_app import AgentDevice
+from fedkeep.core.types import Profile
+from fedkeep.flower import codec
+from fedkeep.flower.client_app import app
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.keeper import Keeper
+from fedkeep.flower.server_app import open_fleet
 from fedkeep.learn.models import learner_for
-from fedkeep.protocol.messages import AskProfile, Profiled
+from fedkeep.protocol.messages import Profiled
 from fedkeep.tables import Table
+from tests.flower.in_process import InProcessGrid, InProcessNode, make_node
 
 POLICIES = ("ode", "fifo", "reservoir", "high-loss")
 
@@ -38,10 +44,12 @@ def agent(preset: str, policy: str, **tables: Table) -> AgentConfig:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_preset_makes_the_same_device_in_simulator_and_agent(preset: str, policy: str) -> None:
     simulated, real = experiment(preset, policy), agent(preset, policy)
-    assert real.policy == simulated.policy
-    assert real.weights == simulated.weights
-    assert real.after_use == simulated.storage.rule()
-    assert real.device == simulated.storage.device(simulated.estimator)
+    method = real.method
+    assert method.policy == simulated.policy
+    assert method.weights == simulated.weights
+    assert method.gist == simulated.gist
+    assert method.storage == simulated.storage
+    assert method.storage.device(method.estimator) == simulated.storage.device(simulated.estimator)
 
 
 def test_nothing_said_is_the_default_preset() -> None:
@@ -51,9 +59,11 @@ def test_nothing_said_is_the_default_preset() -> None:
 
 
 def test_an_agents_own_keys_go_before_the_preset() -> None:
-    config = agent("paper", "ode", after_use={"name": "discount"}, weights={"client_label": 0.25})
-    assert config.after_use.name == "discount"
-    assert config.weights.client_label == 0.25
+    config = agent(
+        "paper", "ode", storage={"after_use": "discount"}, weights={"client_label": 0.25}
+    )
+    assert config.method.storage.after_use == "discount"
+    assert config.method.weights.client_label == 0.25
 
 
 def test_a_misspelt_preset_is_named() -> None:
@@ -75,35 +85,92 @@ def kept_after_two_offers(preset: str) -> set[bytes]:
 
 
 def test_a_keeper_follows_the_preset() -> None:
-    assert device_tables("paper", "ode")["after_use"] == {"name": "keep"}
     assert len(kept_after_two_offers("paper")) > 0, (
         "the paper keeps what is worth most, however old"
     )
-    if device_tables("default", "ode")["after_use"]["name"] == "evict_trained_first":
-        assert not kept_after_two_offers("default"), "what was trained on makes way"
+    assert not kept_after_two_offers("default"), "what was trained on makes way"
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[Callable[..., InProcessNode]]:
+    """Makes nodes beside real agents, each behind its socket."""
+    with ExitStack() as opened:
+
+        def make(number: int, run: UserConfig, **tables: Table) -> InProcessNode:
+            socket = str(tmp_path / f"{number}.sock")
+            table: Table = {
+                "samples": {"shape": [3], "labels": 2},
+                "agent": {"socket": socket},
+                "store": {"path": str(tmp_path / f"{number}.store"), "budget": 200_000},
+                **tables,
+            }
+            opened.enter_context(closing(Service(assemble(parse_config(table)))))
+            node = make_node(number, app, run)
+            node.context.node_config["agent-socket"] = socket
+            return node
+
+        yield make
+
+
+RUN: UserConfig = {
+    "samples.shape": "[3]",
+    "samples.labels": 2,
+    "model.name": "softmax",
+    "train.participation": 1.0,
+    "rounds.deadline": 20.0,
+}
+"""What the agents' configuration agrees with."""
 
 
 @pytest.mark.parametrize(
-    ("run", "agrees"),
-    [({}, True), ({"preset": "default", "policy.name": DEFAULT_POLICY}, True), ({"preset": "paper"}, False),
-     ({"policy.name": "fifo"}, False)],
-)  # fmt: skip
-def test_an_agent_of_another_method_takes_no_part(
-    tmp_path: Path, run: UserConfig, agrees: bool
+    ("tables", "words"),
+    [
+        ({"gist": {"mode": "local"}}, "gist.mode is 'local' on the device, 'shared' in the fleet"),
+        ({"policy": {"name": "fifo"}}, "regions is '1' on the device, '2' in the fleet"),
+        ({"gist": {"mode": "shared", "last_layers": 1}}, "gist.last_layers is '1' on the device"),
+        ({"preset": "paper"}, "exchange is 'models' on the device, 'models and gists'"),
+    ],
+    ids=["gist", "regions", "layout", "preset"],
+)
+def test_a_device_of_another_method_is_rejected_with_the_difference(
+    real: Callable[..., InProcessNode], tables: dict[str, Table], words: str
 ) -> None:
-    socket = str(tmp_path / "a.sock")
-    table: Table = {
-        "samples": {"shape": [3], "labels": 2},
-        "agent": {"socket": socket},
-        "store": {"path": str(tmp_path / "store"), "budget": 200_000},
+    strategy = open_fleet(RUN)
+    grid = InProcessGrid([real(0, RUN), real(1, RUN, **tables)])
+    (outcome,) = strategy.rounds(grid, 1)
+    assert outcome.summary.participants == (0,)
+    (rejection,) = outcome.refusals
+    assert words in rejection.detail
+
+
+def test_capacity_encodings_local_rules_and_privacy_may_differ(
+    real: Callable[..., InProcessNode],
+) -> None:
+    strategy = open_fleet(RUN)
+    other: dict[str, Table] = {
+        "storage": {"after_use": "keep", "quotas": "hard", "rescore": False},
+        "gist": {"drift_weight": 0.1, "encoding": "int8", "max_ess": 10.0},
+        "privacy": {"epsilon": 8.0, "unit": "device", "planned_participations": 9},
     }
-    real = assemble(parse_config(table))
-    with closing(Service(real)):
-        device = AgentDevice(Context(1, 1, {"agent-socket": socket}, RecordDict(), run))
-        if agrees:
-            said = device.reply(AskProfile())
-            assert isinstance(said, Profiled)
-            assert said.profile.capacity == real.device.capacity
-        else:
-            with pytest.raises(ConfigError, match="make the two the same"):
-                device.reply(AskProfile())
+    (outcome,) = strategy.rounds(InProcessGrid([real(0, RUN), real(1, RUN, **other)]), 1)
+    assert not outcome.refusals
+    assert outcome.summary.participants == (0, 1)
+
+
+class Earlier(msgspec.Struct, frozen=True, tag="Profiled"):
+    """`Profiled` as it was before a profile had an agreement with it."""
+
+    profile: Profile
+    device: int | None = None
+    name: str = ""
+
+
+def test_an_agent_of_an_earlier_release_still_connects() -> None:
+    said = codec.encode(Earlier(Profile(4, np.array([1.0, 2.0])), 3, "hall"))
+    assert codec.decode_profile(said, 2, {"gist.mode": "shared"})[1:] == (3, "hall")
+
+
+def test_an_earlier_server_reads_the_profile_of_a_present_agent() -> None:
+    said = codec.encode(Profiled(Profile(4, np.array([1.0, 2.0])), 3, "hall", {"regions": "2"}))
+    read = codec.decode(said, Earlier)
+    assert (read.device, read.name, read.profile.capacity) == (3, "hall", 4)

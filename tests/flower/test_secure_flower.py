@@ -186,7 +186,7 @@ def test_an_answer_in_the_clear_is_refused_and_named() -> None:
 
     secure.apps[2] = in_the_clear
     outcome = next(secure.strategy().rounds(secure.grid(), 1))
-    assert [(r.device, r.reason) for r in outcome.refusals] == [(2, "answer in the clear")]
+    assert [(r.device, r.reason) for r in outcome.rejections] == [(2, "answer in the clear")]
     assert outcome.summary.accepted == (0, 1, 3, 4)
 
 
@@ -201,9 +201,9 @@ def test_an_answer_of_an_earlier_sum_is_refused(kind: str) -> None:
 
     secure.apps[1] = changing(secure.apps[1], kind, replayed)
     rounds = secure.strategy().rounds(secure.grid(), 2)
-    assert next(rounds).refusals == ()
+    assert next(rounds).rejections == ()
     second = next(rounds)
-    assert [(r.device, r.reason) for r in second.refusals] == [(1, "replayed")]
+    assert [(r.device, r.reason) for r in second.rejections] == [(1, "replayed")]
     assert second.quorate
 
 
@@ -260,7 +260,7 @@ def test_a_device_declines_to_mask_what_a_sum_would_hide(
     outcome = next(strategy.rounds(secure.grid(), 1))
     assert outcome.quorate != deterministic
     assert outcome.summary.accepted == (() if deterministic else (0, 1, 3, 4))
-    assert [(r.device, r.reason) for r in outcome.refusals] == [(2, reason)]
+    assert [(r.device, r.reason) for r in outcome.rejections] == [(2, reason)]
     assert np.isfinite(strategy.server.model).all()
 
 
@@ -313,8 +313,8 @@ def test_the_plain_and_the_secure_do_not_answer_each_other() -> None:
         outcome = next(strategy.rounds(grid, 1))
         assert outcome.summary.accepted == ()
         assert strategy.server.model.tobytes() == before
-        assert len(outcome.refusals) == 3
-        assert all(said in refusal.detail for refusal in outcome.refusals)
+        assert len(outcome.rejections) == 3
+        assert all(said in refusal.detail for refusal in outcome.rejections)
 
 
 def test_killed_and_resumed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_keys_and_shares_of_the_wrong_form_cost_only_their_sender_a_place() -> N
     secure.apps[3] = changing(secure.apps[3], UNMASK, short)
     outcome = next(secure.strategy().rounds(secure.grid(), 1))
     assert outcome.quorate
-    assert [(r.device, r.reason) for r in outcome.refusals] == [(1, "unusable public key")]
+    assert [(r.device, r.reason) for r in outcome.rejections] == [(1, "unusable public key")]
     assert outcome.summary.accepted == (0, 2, 3, 4)
 
 

@@ -1,4 +1,4 @@
-"""Rounds that close, devices that come and go, runs that resume: the strategy over an in-process grid."""
+"""Rounds, devices that come and go, runs that resume: over an in-process grid."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -151,7 +151,7 @@ def test_flowers_entry_point_takes_a_first_model_and_a_measure_of_ones_own() -> 
     assert list(result.evaluate_metrics_serverapp) == list(seen) == [1, 2]
     assert seen[2] == strategy.server.model.tobytes()
     plain = SmallFleet().strategy()
-    plain.server.model = first
+    plain.server.set_model(first)
     list(plain.rounds(SmallFleet().grid(), 2))
     assert plain.server.model.tobytes() == seen[2]
 
@@ -194,7 +194,7 @@ def test_without_a_quorum_a_round_changes_nothing_and_the_run_goes_on() -> None:
 
 
 def test_a_late_report_counts_for_the_estimator_only() -> None:
-    """A reply to round 1 that comes in round 2 moves no model; the device's stream statistics are kept."""
+    """A reply to round 1 that comes in round 2 moves no model; its gradient counts."""
     fleet = SmallFleet(devices=3, options=replace(FAST, participation=1.0, quorum=0.0))
     strategy, grid = fleet.strategy(), LateGrid(fleet.grid())
     rounds = strategy.rounds(grid, 4)
@@ -204,7 +204,7 @@ def test_a_late_report_counts_for_the_estimator_only() -> None:
     assert outcome.summary.missing == (1,)
     grid.silent = set()
     outcome = next(rounds)
-    late = [refusal for refusal in outcome.refusals if refusal.device == 1]
+    late = [refusal for refusal in outcome.rejections if refusal.device == 1]
     assert [refusal.reason for refusal in late] == ["late"]
     assert 1 in outcome.summary.accepted
 
@@ -253,7 +253,7 @@ def test_a_node_that_comes_back_with_its_key_is_the_same_device() -> None:
     grid.nodes[2001] = node
     outcome = next(rounds)
     assert outcome.summary.participants == (0, 1, 2)
-    assert outcome.refusals == ()
+    assert outcome.rejections == ()
 
 
 def test_another_key_cannot_take_a_devices_number() -> None:
@@ -275,7 +275,7 @@ def test_an_empty_store_is_participation_not_failure() -> None:
     outcome = next(fleet.strategy().rounds(fleet.grid(), 1))
     assert len(outcome.summary.empty) == 3
     assert outcome.quorate
-    assert outcome.refusals == ()
+    assert outcome.rejections == ()
 
 
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_not_saved_is_played_again_to_the_same_bits(tmp_path: Path) -> None:
-    """The server dies after the devices have trained and before the commit: they answer the same again."""
+    """The server dies between training and commit: devices answer the same again."""
     whole = SmallFleet(rounds=5)
     reference = whole.strategy()
     list(reference.rounds(whole.grid(), 5))
@@ -356,5 +356,5 @@ def test_a_replayed_report_is_refused() -> None:
         fleet.apps[1], len(strategy.server.model) + strategy.server.gradient_size
     )
     rounds = strategy.rounds(fleet.grid(), 3)
-    assert next(rounds).refusals == ()
-    assert [(r.device, r.reason) for r in next(rounds).refusals] == [(1, "replayed")]
+    assert next(rounds).rejections == ()
+    assert [(r.device, r.reason) for r in next(rounds).rejections] == [(1, "replayed")]

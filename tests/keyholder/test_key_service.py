@@ -161,10 +161,8 @@ def test_what_a_liar_claims_counts_as_in_a_plain_plan_and_the_server_does_not_he
 ) -> None:
     told = profiles() | {100: Profile(10**9, np.full(LABELS, 1e20))}
     planned = ask(service, question(service, told))
-    server = parse_fleet(
-        {"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}}
-    ).server()
-    server.coordinator = Greedy()
+    spec = parse_fleet({"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}})
+    server = replace(spec, coordinator=Greedy()).server()
     plain, cut = server.coordinate(told)
     assert_same(planned.plan, plain)
     assert {refusal.device for refusal in cut} == {100}

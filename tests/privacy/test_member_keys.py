@@ -13,7 +13,7 @@ from fedkeep.core.aggregation import UpdateSum
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.planning.greedy import Uncoordinated
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.server import Server
 from fedkeep.core.types import LocalTraining, Report, TrainOrder, Vector
 from fedkeep.deploy.credentials import provision
@@ -138,4 +138,4 @@ def test_a_mean_longer_than_sums_have_been_does_not_count() -> None:
     with pytest.raises(RejectedError, match="would be usual"):
         server.close_sum([0, 1, 2], UpdateSum(np.array([2700.0, 0, 0, 0]), 3.0), None)
     np.testing.assert_array_equal(server.model, before)
-    assert server.longest_summand() == pytest.approx(3.0)
+    assert server.max_summand_norm() == pytest.approx(3.0)

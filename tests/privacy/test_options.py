@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 
@@ -45,6 +45,6 @@ def test_noise_without_a_budget_is_refused() -> None:
 @pytest.mark.parametrize("robust", ["trimmed", "norm-bounded"])
 def test_robust_means_exclude_secure_sums(robust: Literal["trimmed", "norm-bounded"]) -> None:
     with pytest.raises(ConfigError, match=f'"{robust}" exclude'):
-        refuse_conflicts(PrivacyOptions(secure_aggregation=True), Aggregation(robust))
-    refuse_conflicts(PrivacyOptions(secure_aggregation=True), Aggregation("fednova"))
-    refuse_conflicts(PrivacyOptions(), Aggregation(robust))
+        refuse_conflicts(PrivacyOptions(secure_aggregation=True), AGGREGATORS[robust]())
+    refuse_conflicts(PrivacyOptions(secure_aggregation=True), AGGREGATORS["fednova"]())
+    refuse_conflicts(PrivacyOptions(), AGGREGATORS[robust]())

@@ -6,7 +6,7 @@ import pytest
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.estimators import IncrementalEstimator
 from fedkeep.core.planning.greedy import Greedy
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.screening import Limits
 from fedkeep.core.server import Server
 from fedkeep.core.types import Profile, Report
@@ -144,7 +144,7 @@ def test_it_begins_anew_when_too_much_of_it_is_of_devices_that_left() -> None:
 def test_a_session_is_never_used_again_and_needs_a_plan() -> None:
     fleet = FleetProfiles()
     assert fleet.book.open([0, 1, 2]).session != fleet.book.open([0, 1, 2]).session
-    fleet.server.plan = None
+    fleet.server.discard_plan()
     with pytest.raises(RejectedError, match="no plan"):
         fleet.book.open([0, 1, 2])
 

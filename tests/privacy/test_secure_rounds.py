@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import FedAvg
 from fedkeep.core.estimators import Estimate, IncrementalEstimator
 from fedkeep.core.types import Report
 
@@ -70,4 +70,4 @@ def test_the_model_is_that_of_federated_averaging() -> None:
         b"run/0", {d: GRID.encode(weighted(u, RATES[d])) for d, u in updates.items()}, {2}
     )
     mean = weighted_mean(GRID.decode(total))
-    np.testing.assert_allclose(model + mean, Aggregation().aggregate(model, reports), atol=1e-6)
+    np.testing.assert_allclose(model + mean, FedAvg().aggregate(model, reports), atol=1e-6)

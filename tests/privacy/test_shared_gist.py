@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkeep.agent.assembly import privacy_options
+from fedkeep.agent.assembly import parse_config
 from fedkeep.config.experiment import resolve
 from fedkeep.config.method import parse_fleet
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
@@ -98,7 +98,7 @@ def test_noise_for_a_sample_is_refused_with_a_shared_gist(tables: dict[str, Any]
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
         parse_fleet(fleet)
     with pytest.raises(ConfigError, match=r"privacy\.unit = 'device'"):
-        privacy_options({"epsilon": 8.0}, DeviceOptions(), GistOptions("shared"))
+        parse_config({**fleet, "gist": {"mode": "shared"}})
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_simplified_values_come_from_the_last_layer_alone() -> None:
     simulator = Simulator(resolve(table))
     assert simulator.parts.learner.gradient_size == (7 + 1) * simulator.parts.data.labels
     for record in simulator.run(10):
-        assert not record.summary.refusals
+        assert not record.summary.rejections
 
 
 def test_dropouts_are_counted_and_stall_nothing() -> None:

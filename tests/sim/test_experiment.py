@@ -198,7 +198,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregator
 from fedkeep.core.planning.greedy import Greedy
 from fedkeep.data import TASKS
 
@@ -220,7 +220,7 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Frozen(Aggregation):
+class Frozen(Aggregator):
     speed: float = 0.0
 
     def aggregate(self, model, reports):
@@ -263,7 +263,7 @@ def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
     [
         ("task", "Halves", "is no task, it lacks a method: load"),
         ("regions", "FleetProfiles", "is no division into regions, it lacks a method: assign"),
-        ("aggregation", "Halves", "is no aggregation: it must be a subclass of Aggregation"),
+        ("aggregation", "Halves", "is no aggregation: it must be a subclass of Aggregator"),
         ("coordinator", "np", "is no coordinator"),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from fedkeep.agent.assembly import budget_for, parse_config
 from fedkeep.config.experiment import RunSpec
+from fedkeep.config.method import fleet_tables
+from fedkeep.config.presets import BALANCED_FIFO
 from fedkeep.config.reference import bare, toml
 from fedkeep.data import Federation
 from fedkeep.records import read_run
@@ -26,11 +28,7 @@ FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = (
 )
 CANDIDATES: dict[str, Table] = {
     FIFO: {"policy": {"name": "fifo"}},
-    BALANCED: {
-        "policy": {"name": "fifo"},
-        "coordinator": {"name": "greedy", "applies_to": "all", "clients_per_label": 1_000_000},
-        "weights": {"client_label": 1.0},
-    },
+    BALANCED: BALANCED_FIFO,
     "balanced-reservoir": {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "none"}},
     LOCAL: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "local"}},
     "ode": {"policy": {"name": "ode"}},
@@ -122,7 +120,7 @@ class Panel:
         said = {
             key: table
             for key, table in self.methods[method].items()
-            if key in ("policy", "weights", "gist")
+            if key in ("policy", "storage", "weights", "gist")
         }
         files = {"store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
         agent = {"samples": samples, "model": model, **said, **files}
@@ -130,10 +128,7 @@ class Panel:
         fleet = {
             "samples": {**samples, "names": list(data.label_names)},
             "model": model,
-            **self.methods[method],
-        }
-        fleet |= {
-            "storage": own[method]["storage"],
+            **fleet_tables(self.methods[method]),
             "train": self.shared()["train"] | own[method]["train"],
         }
         source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'

@@ -19,26 +19,23 @@ from fedkeep.agent.record import REMEMBERED, AgeClock, DecisionLog, SampleForm
 from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.aliases import current
+from fedkeep.config.device import build_device, build_memory_store
+from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
 from fedkeep.config.options import MetricsOptions, learner_of
-from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
+from fedkeep.config.presets import DEFAULT
 from fedkeep.core.bounds import check_range
-from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
-from fedkeep.core.gist import GistOptions, packed_bytes
-from fedkeep.core.policy import POLICIES, SelectionPolicy
+from fedkeep.core.gist import packed_bytes
 from fedkeep.core.protocols import Learner
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.state import strip_prefix
-from fedkeep.core.store import AfterUse, MemoryStore
 from fedkeep.core.types import State
 from fedkeep.core.velocity import VelocityMeter
-from fedkeep.core.weighting import UNCOORDINATED, Weighting
-from fedkeep.loading import find_component
 from fedkeep.privacy import accountant as ledger
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.privacy.release import ReleasePipeline
-from fedkeep.tables import Table, build, merged, read_toml
+from fedkeep.tables import Table, build, read_toml
 
 assert (
     fedkeep.core.policies
@@ -118,30 +115,30 @@ class AgentConfig:
     agent: AgentOptions
     samples: SampleOptions
     store: StoreOptions
-    device: DeviceOptions
-    after_use: AfterUse
-    weights: Weighting
-    gist: GistOptions
     metrics: MetricsOptions
-    policy_name: str
-    policy: SelectionPolicy
+    method: MethodConfig
+    """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
-    privacy: Table
+    accounted: bool
+    """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
 
     @property
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
-        dtype, discounts = np.dtype(self.samples.dtype), self.after_use.name == "discount"
+        dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
         return SampleForm(
             dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
         )
 
 
 _OPTIONS: dict[str, Any] = {
-    field.name: field.type for field in fields(AgentConfig) if is_dataclass(field.type)
+    field.name: field.type
+    for field in fields(AgentConfig)
+    if is_dataclass(field.type) and field.name != "method"
 }
-_TABLES = ("preset", "policy", "model", "privacy", "source", *_OPTIONS)
+_METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
+_TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -153,37 +150,29 @@ def parse_config(table: Table) -> AgentConfig:
     """The tables of a configuration, checked.
 
     >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
-    >>> config.policy_name, config.store.budget, config.sources[0].name
+    >>> config.method.policy_name, config.store.budget, config.sources[0].name
     ('balanced-reservoir', 9000000, 'lines')
     """
     table = current(table)
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
-    preset, policy_name = (
-        str(table.get("preset", DEFAULT)),
-        str(table.get("policy", {}).get("name", DEFAULT_POLICY)),
-    )
-    table = merged(device_tables(preset, policy_name), table)
-    options = {name: build(kind, table.get(name, {}), name) for name, kind in _OPTIONS.items()}
-    keys = {key: value for key, value in table["policy"].items() if key != "name"}
-    policy = build(find_component(POLICIES, policy_name), keys, "policy")
-    if policy.unbounded:
+    _check_device_keys(table)
+    method = parse_method({key: table[key] for key in ("preset", *_METHOD) if key in table})
+    if method.policy.unbounded:
         raise ConfigError(
-            f"policy '{policy_name}' keeps everything, which no budget of bytes can hold"
+            f"policy '{method.policy_name}' keeps everything, which no budget of bytes can hold"
         )
-    if not policy.coordinated:
-        options["weights"] = UNCOORDINATED
+    options = {name: build(kind, table.get(name, {}), name) for name, kind in _OPTIONS.items()}
     sources = table.get("source", [])
     if not isinstance(sources, list) or not all(isinstance(source, dict) for source in sources):
         raise ConfigError("sources are written as [[source]], with two brackets")
     config = AgentConfig(
         **options,
-        preset=preset,
-        policy_name=policy_name,
-        policy=policy,
+        preset=str(table.get("preset", DEFAULT)),
+        method=method,
         model=dict(table.get("model", {})),
-        privacy=dict(table.get("privacy", {})),
+        accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
     check_names(config.sources)
@@ -191,35 +180,44 @@ def parse_config(table: Table) -> AgentConfig:
     return config
 
 
+def _check_device_keys(table: Table) -> None:
+    """Rejects keys of the method that a device does not read."""
+    if "capacity" in table_of(table, "storage"):
+        raise ConfigError(
+            "'storage.capacity' is an experiment's: an agent keeps what 'store.budget' holds"
+        )
+    for key in table_of(table, "estimator"):
+        if key != "name":
+            raise ConfigError(f"'estimator.{key}' is the server's: set it in fleet.toml")
+
+
 def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
     _try_model(config.model, shape)
-    learner, regions = learner_of(config.model, shape, labels), regions_for(config.policy, labels)
+    learner, regions = (
+        learner_of(config.model, shape, labels),
+        regions_for(config.method.policy, labels),
+    )
     check_model(learner, shape, labels)
-    privacy = privacy_options(config.privacy, config.device, config.gist)
+    privacy = config.method.privacy if config.accounted else None
     layout = plan(config.store, config.form, _state_bytes(learner, config, privacy))
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         none = np.zeros(regions.count, dtype=np.int64)
-        index = MemoryStore(none, config.after_use, bends=config.device.quotas == "soft")
+        index = build_memory_store(config.method, none)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
-        decisions = DecisionLog(config.store.decisions, config.policy_name)
+        decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
-        device = Device(
+        device = build_device(
+            config.method,
             learner,
-            config.policy,
             capacity=layout.capacity,
             sample_shape=shape,
             labels=labels,
             regions=regions,
             store=store,
             meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
-            weighting=config.weights,
-            options=config.device,
-            gist=config.gist,
-            # Each sample's gradient is shortened to it before it is told, as the noise needs it.
-            clip=privacy.clip if privacy is not None and privacy.protects("estimator") else None,
             seed=config.agent.seed,
         )
         agent = Agent(device, store, layout.reserve, config)
@@ -250,40 +248,20 @@ def _state_bytes(learner: Learner, config: AgentConfig, privacy: PrivacyOptions 
     at most once a minute between two, where only arrays that changed are written. Its bytes must be counted here.
     """
     by_label = (_BUCKETS + _BY_LABEL) * config.samples.labels * 8
-    guarded, summed = (
-        8 if config.privacy else 0,
-        16 if config.privacy.get("secure_aggregation") else 0,
-    )
+    guarded = 8 if config.accounted else 0
+    summed = 16 if config.method.privacy.secure_aggregation else 0
     counted = (
         ledger.REMEMBERED * ledger.ROW_BYTES
         if privacy is not None and privacy.counts_samples
         else 0
     )
-    kept = config.gist
+    kept = config.method.gist
     gist = packed_bytes(learner.tail(kept.last_layers), kept.encoding) if kept.kept else 0
     told = 8 if privacy is not None and privacy.protects("estimator") else 0
     vectors = (
         4 * learner.size + (4 + 8 + 4 + told + guarded + summed) * learner.gradient_size + gist
     )
     return vectors + by_label + counted + 8 * REMEMBERED + 4096
-
-
-def privacy_options(
-    table: Table, device: DeviceOptions, gist: GistOptions
-) -> PrivacyOptions | None:
-    """The table `[privacy]`, if there is one."""
-    if not table:
-        return None
-    options = build(PrivacyOptions, table, "privacy")
-    if options.counts_samples and device.gradient_from == "stored":
-        raise ConfigError(
-            "device.gradient_from 'stored' sends a sample many times: set privacy.unit = 'device'"
-        )
-    if options.counts_samples and gist.shared:
-        raise ConfigError(
-            "a shared gist tells of a sample in many rounds: set privacy.unit = 'device'"
-        )
-    return options
 
 
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:

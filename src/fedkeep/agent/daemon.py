@@ -178,17 +178,17 @@ def introduce(agent: Agent) -> None:
     log.info(
         "policy %s (%s), model %s, samples of %s %s and %d labels; "
         "room for %d samples in %d bytes, %d each; %d stored",
-        config.policy_name, config.preset, model, shape, config.samples.dtype,
+        config.method.policy_name, config.preset, model, shape, config.samples.dtype,
         config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size,
         len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
-            config.device.quotas == "soft"
+            config.method.storage.quotas == "soft"
         )
-        valued = agent.device.model is not None and config.policy.uses_direction
-        if not config.policy.needs_model:
-            log.info("no server has called yet: policy %s needs none", config.policy_name)
+        valued = agent.device.model is not None and config.method.policy.uses_direction
+        if not config.method.policy.needs_model:
+            log.info("no server has called yet: policy %s needs none", config.method.policy_name)
         else:
             kept = "what is most like the mean of all that came" if valued else "a random draw"
             log.info(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
+from fedkeep.config.canonical import present_name, stored_name
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.types import AnyArray, Batch, IntArray, State
 from fedkeep.encoding import EncodingName, SampleCodec
@@ -283,7 +284,7 @@ class DecisionLog:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
         self._written = self._refusals = 0
-        self.policy, self._policy = policy, policy.encode()[:16]
+        self.policy, self._policy = policy, stored_name("policy", policy).encode()[:16]
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         self._rows[self._written % len(self._rows)] = (
@@ -321,7 +322,17 @@ class DecisionLog:
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
             reasons.append(
-                Reason(known, name, label, score, floor, gone, model, policy.decode(), wall)
+                Reason(
+                    known,
+                    name,
+                    label,
+                    score,
+                    floor,
+                    gone,
+                    model,
+                    present_name("policy", policy.decode()),
+                    wall,
+                )
             )
         return reasons
 

@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.connections import Listener
+from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
@@ -89,7 +91,11 @@ class Service:
                         return self._reasons(name, namespace)
                 case told.Erase():
                     return self._erase(request)
-            return told.reply_of(agent, self._evaluate, request)
+            reply = told.reply_of(agent, self._evaluate, request)
+            if isinstance(reply, told.Profiled | told.EncryptedProfiled):
+                terms = agreement_of(agent.config.method, agent.device.regions.count)
+                return structs.replace(reply, agreement=terms)
+            return reply
         except RejectedError as refusal:
             return told.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:

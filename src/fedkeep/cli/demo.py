@@ -10,6 +10,7 @@ import typer
 from fedkeep.cli.report import print_tables, write
 from fedkeep.cli.run import PROCESSORS, make_folder, play_all
 from fedkeep.config.experiment import expand
+from fedkeep.config.presets import BALANCED_FIFO
 from fedkeep.records import compare, read_runs
 from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
@@ -21,12 +22,7 @@ EXPERIMENT = {
     "record": {"every": 10, "checkpoint_every": 1000},
     "methods": {
         "fifo": {"policy": {"name": "fifo"}},
-        "balanced-fifo": {
-            "policy": {"name": "fifo"},
-            "coordinator": {"applies_to": "all"},
-            "storage": {"quotas": "hard"},
-            "weights": {"client_label": 1.0},
-        },
+        "balanced-fifo": BALANCED_FIFO,
         "ode": {"policy": {"name": "ode"}},
         "gist-local": {"gist": {"mode": "local"}},
         "gist-shared": {},  # the default has nothing to say

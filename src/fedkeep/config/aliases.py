@@ -20,7 +20,13 @@ KEYS: dict[str, str] = {
     "gist.memory": "gist.max_ess",
     "gist.matched": "gist.label_matching",
     "storage.revalue": "storage.rescore",
-    "device.revalue": "device.rescore",
+    "device.revalue": "storage.rescore",
+    "device.rescore": "storage.rescore",
+    "device.max_age": "storage.max_age",
+    "device.quotas": "storage.quotas",
+    "device.gradient_from": "estimator.name",
+    "after_use.name": "storage.after_use",
+    "after_use.discount": "storage.discount",
     "privacy.releases": "privacy.planned_participations",
     "privacy.resends": "privacy.retransmissions",
     "privacy.when_spent": "privacy.on_exhausted",
@@ -32,11 +38,9 @@ KEYS: dict[str, str] = {
 VALUES: dict[str, dict[str, str]] = {
     "policy.name": {"draw": "balanced-reservoir"},
     "task.name": {"embedded": "demo", "own": "custom"},
-    "estimator.name": {"participants": "round-mean"},
+    "estimator.name": {"participants": "round-mean", "arrivals": "incremental"},
     "storage.quotas": {"targets": "soft", "fixed": "hard"},
-    "device.quotas": {"targets": "soft", "fixed": "hard"},
     "storage.after_use": {"renew": "evict_trained_first"},
-    "after_use.name": {"renew": "evict_trained_first"},
 }
 """Values by their present key: the former word, and the present one."""
 

@@ -51,6 +51,12 @@ _VALUES: dict[tuple[str, str], dict[str, str]] = {
 }
 """By table and key of the form: today's value, and that of the form."""
 
+_NAMED_BY_OPTION = {"aggregation": "fedavg"}
+"""Tables whose component's name is an option of the form, with its default.
+
+Custom classes, by `module:Class`, stand among the names of the form all the same.
+"""
+
 _DEFAULTS: dict[str, Table] = {
     "storage": {
         "revalue": True,
@@ -89,10 +95,6 @@ _DEFAULTS: dict[str, Table] = {
         "rounds": 100,
         "participation": 0.1,
         "dropout": 0.0,
-    },
-    "aggregation": {
-        "name": "fedavg",
-        "trim": 0.1,
     },
     "limits": {
         "update_norm": 1000.0,
@@ -173,6 +175,9 @@ _DEFAULTS: dict[str, Table] = {
         "labels_per_client": None,
         "quantities": "even",
         "improve_up_to": 1000,
+    },
+    "aggregation.trimmed": {
+        "trim": 0.1,
     },
     "task.audio-mnist": {
         "model": "mlp",
@@ -274,7 +279,7 @@ def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
 
 def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
     """The canonical form: what is not at the defaults of version 1, in the words of version 1."""
-    names = {key: _former_name(key, name) for key, name in experiment.names.items()}
+    names = {key: stored_name(key, name) for key, name in experiment.names.items()}
     unlabelled = experiment.label == experiment.names["policy"]
     form: Table = {
         "seed": experiment.seed,
@@ -284,11 +289,32 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
     }
     for key, options in tables.items():
         form[key] = _set_options(key, names.get(key), options)
+    for key, default in _NAMED_BY_OPTION.items():
+        if ":" in names.get(key, default):
+            continue
+        name = names.pop(key, default)
+        if name != default:
+            form.setdefault(key, {})["name"] = name
     return form
 
 
-def _former_name(table: str, name: str) -> str:
+def stored_name(table: str, name: str) -> str:
+    """The name that a component has in stored data, such as hashes and the log of decisions.
+
+    >>> stored_name("policy", "balanced-reservoir"), stored_name("policy", "ode")
+    ('draw', 'ode')
+    """
     return _NAMES.get(table, {}).get(name, name)
+
+
+def present_name(table: str, stored: str) -> str:
+    """The registered name behind a name in stored data.
+
+    >>> present_name("policy", "draw")
+    'balanced-reservoir'
+    """
+    former = {old: new for new, old in _NAMES.get(table, {}).items()}
+    return former.get(stored, stored)
 
 
 def _set_options(table: str, component: str | None, options: Any) -> Table:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import fedkeep.core.policies
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS
 from fedkeep.core.planning.greedy import COORDINATORS
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.regions import Regions
@@ -17,12 +17,12 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "policy": POLICIES,
     "task": TASKS,
     "coordinator": COORDINATORS,
+    "aggregation": AGGREGATORS,
     "partition": PARTITIONS,
 }
 """By the table of an experiment that they stand in."""
-AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation", base=Aggregation)
 REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("assign",))
-"""Of both, those of one's own; fedkeep's own go by the table's `name`."""
+"""Custom divisions; fedkeep's own goes by the table's `name`."""
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:

@@ -18,6 +18,7 @@ from fedkeep.config.method import (
     method_parts,
     named,
     parts_of,
+    reject_keys,
     with_preset,
 )
 from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
@@ -37,6 +38,8 @@ _DATA_TABLES: dict[str, type[Any]] = {
 }
 TABLES: dict[str, type[Any]] = {**METHOD_TABLES, **_DATA_TABLES}
 """The tables of an experiment whose keys are always the same."""
+_DEPLOYED_KEYS = {"privacy": {"sum_threshold", "min_cohort", "members", "member_key", "public_key"}}
+"""Keys of a method that no simulation reads."""
 _KEYS = {"task", "label", *_DATA_TABLES, *METHOD_KEYS}
 
 
@@ -67,7 +70,7 @@ class Experiment(Method):
         It is the hash of the frozen canonical form (`config.canonical`): an option that is added,
         renamed, or gets another default leaves the hashes of finished runs as they are.
         """
-        keys = ("task", "policy", "coordinator", *METHOD_TABLES, *_DATA_TABLES)
+        keys = ("task", "policy", "coordinator", "aggregation", *METHOD_TABLES, *_DATA_TABLES)
         return canonical.digest(self, {key: getattr(self, key) for key in keys})
 
 
@@ -115,6 +118,7 @@ def resolve(table: Table) -> Experiment:
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
+    reject_keys(table, _DEPLOYED_KEYS, "is for deployed devices: remove it from the experiment")
     table = with_preset(table)
     method, (name, options) = method_parts(table), named(table, "task")
     data, own = parts_of(_DATA_TABLES, table)

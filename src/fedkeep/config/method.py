@@ -1,15 +1,15 @@
 """What a fleet does, every choice made, and no data: its method; with the form of its samples, its `fleet.toml`."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from fedkeep.config.aliases import current
-from fedkeep.config.components import AGGREGATIONS, REGIONS, find_policy
+from fedkeep.config.components import REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.estimators import GivenEstimator, global_estimator
 from fedkeep.core.gist import GistOptions
@@ -27,43 +27,109 @@ from fedkeep.loading import find_component
 from fedkeep.privacy.options import PrivacyOptions
 from fedkeep.tables import Table, build, merged
 
-METHOD_TABLES: dict[str, type[Any]] = {
+DEVICE_TABLES: dict[str, type[Any]] = {
     "storage": StorageOptions,
     "weights": Weighting,
     "estimator": EstimatorOptions,
     "gist": GistOptions,
-    "train": TrainOptions,
-    "aggregation": Aggregation,
-    "limits": Limits,
     "privacy": PrivacyOptions,
 }
-_OWN: dict[str, Registry[Any]] = {"aggregation": AGGREGATIONS, "regions": REGIONS}
+"""The tables of `MethodConfig`, beside those of policy and aggregation."""
+_SERVER_TABLES: dict[str, type[Any]] = {"train": TrainOptions, "limits": Limits}
+METHOD_TABLES: dict[str, type[Any]] = {
+    key: {**DEVICE_TABLES, **_SERVER_TABLES}[key]
+    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy")
+}
+"""The tables of a method, in the order in which they are written down."""
+_OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 """Tables whose `name` may be a class of one's own."""
-METHOD_KEYS = frozenset({"model", "policy", "coordinator", "seed", "preset", *METHOD_TABLES})
+METHOD_KEYS = frozenset(
+    {"model", "policy", "coordinator", "aggregation", "seed", "preset", *METHOD_TABLES}
+)
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
 FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+_DEVICE_KEYS: dict[str, frozenset[str]] = {
+    "storage": frozenset(field.name for field in fields(StorageOptions)),
+    "gist": frozenset({"drift_weight", "label_matching", "max_ess", "encoding"}),
+    "privacy": frozenset(
+        {
+            "delta",
+            "clip",
+            "model_clip",
+            "profile_bound",
+            "planned_participations",
+            "retransmissions",
+            "members",
+            "member_key",
+            "public_key",
+        }
+    ),
+}
+"""Keys of a method that devices read and a server does not."""
+_SIMULATED_KEYS: dict[str, frozenset[str]] = {
+    "train": frozenset({"dropout"}),
+    "estimator": frozenset({"exact_samples"}),
+}
+"""Keys of a method that only a simulation reads."""
 
 
 @dataclass(frozen=True)
-class Method:
-    """One way to run a fleet; an experiment adds data to it, a deployment's specification the form of its samples."""
+class MethodConfig:
+    """What devices store, how it counts and what is exchanged: the same in all configurations.
 
-    model: Table
-    """`name`, `last_layers` and the factory's arguments."""
+    Experiments, fleets and agents contain it, with the same tables and keys; `parse_method` is the
+    one place that reads them, and `config.device.build_device` makes a device of it.
+
+    Raises
+    ------
+    ConfigError
+        If two of its tables exclude each other.
+    """
+
     policy: SelectionPolicy
-    coordinator: Coordinator
     storage: StorageOptions
     weights: Weighting
     estimator: EstimatorOptions
     gist: GistOptions
-    train: TrainOptions
-    aggregation: Aggregation
-    limits: Limits
+    aggregation: Aggregator
     privacy: PrivacyOptions
-    seed: int
     names: dict[str, str]
-    """The registered names of policy and coordinator, and of whatever else was found by its name."""
+    """The registered names of the policy, and of whatever else was found by its name."""
+
+    def __post_init__(self) -> None:
+        gist, privacy = self.gist, self.privacy
+        if gist.shared and gist.last_layers is not None and self.policy.uses_direction:
+            raise ConfigError(
+                "gist.last_layers would shorten the direction that the policy values by: "
+                "set model.last_layers"
+            )
+        if gist.shared and privacy.counts_samples:
+            raise ConfigError(
+                "a shared gist tells of a sample in many rounds: "
+                "set privacy.unit = 'device', or gist.mode = 'local'"
+            )
+        if self.estimator.name == "stored" and privacy.counts_samples:
+            raise ConfigError(
+                "estimator.name = 'stored' sends a sample many times: set privacy.unit = 'device'"
+            )
+
+    @property
+    def policy_name(self) -> str:
+        """The policy's name in the configuration."""
+        return self.names["policy"]
+
+
+@dataclass(frozen=True)
+class Method(MethodConfig):
+    """A method and how it is trained; experiments add data, a fleet the form of its samples."""
+
+    model: Table
+    """`name`, `last_layers` and the factory's arguments."""
+    coordinator: Coordinator
+    train: TrainOptions
+    limits: Limits
+    seed: int
 
     @property
     def model_seed(self) -> int:
@@ -72,11 +138,9 @@ class Method:
     def described(self) -> Table:
         """Every option with its value, as plain data."""
         table: Table = {"seed": self.seed, "model": dict(self.model)}
-        for key in ("policy", "coordinator"):
+        for key in ("policy", "coordinator", "aggregation"):
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
         table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
-        if "aggregation" in self.names:
-            table["aggregation"]["name"] = self.names["aggregation"]
         return table
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
@@ -165,6 +229,9 @@ def parse_fleet(table: Table) -> FleetSpec:
     for key in table:
         if key not in FLEET_KEYS:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, sorted(FLEET_KEYS))}")
+    for key in _device_keys(table):
+        raise ConfigError(f"'{key}' is a device's: set it in the agents' configuration instead")
+    reject_keys(table, _SIMULATED_KEYS, "is for simulations: remove it from the fleet's")
     # A preset speaks of an experiment's data, too.
     method = method_parts(
         {key: value for key, value in with_preset(table).items() if key in FLEET_KEYS}
@@ -186,36 +253,86 @@ def parse_fleet(table: Table) -> FleetSpec:
     return spec
 
 
+def fleet_tables(table: Table) -> Table:
+    """Keep what a server reads of tables that an app's devices share with it.
+
+    >>> fleet_tables({"gist": {"mode": "local", "encoding": "int8"}, "storage": {"capacity": 5}})
+    {'gist': {'mode': 'local'}}
+    """
+    table = {key: value for key, value in current(table).items() if key in FLEET_KEYS}
+    kept = merged(table, {})
+    for key in _device_keys(table):
+        name, _, option = key.partition(".")
+        del kept[name][option]
+    return {key: value for key, value in kept.items() if value != {} or table[key] == {}}
+
+
+def _device_keys(table: Table) -> Iterator[str]:
+    """The keys of a fleet's tables that its server does not read; user-defined policies excepted."""
+    for name, keys in _DEVICE_KEYS.items():
+        yield from (f"{name}.{key}" for key in table_of(table, name) if key in keys)
+    policy, options = named(table, "policy", default=DEFAULT_POLICY)
+    if ":" not in policy:
+        yield from (f"policy.{key}" for key in options)
+
+
+def reject_keys(table: Table, rejected: Mapping[str, Collection[str]], words: str) -> None:
+    """Raise a ConfigError for the first key that the tables must not have."""
+    for name, keys in rejected.items():
+        for key in table_of(table, name):
+            if key in keys:
+                raise ConfigError(f"'{name}.{key}' {words}")
+
+
+def parse_method(table: Table) -> MethodConfig:
+    """Read what devices store and exchange, as far as a device decides it; without a coordinator.
+
+    Parameters
+    ----------
+    table : Table
+        Tables of a configuration, preset and all; tables that are no part of the method are left
+        to the caller.
+
+    Returns
+    -------
+    MethodConfig
+        With the preset's words where the table says nothing.
+
+    Examples
+    --------
+    >>> method = parse_method({"policy": {"name": "ode"}, "preset": "paper"})
+    >>> method.policy_name, method.storage.quotas, method.gist.kept
+    ('ode', 'hard', False)
+    """
+    return MethodConfig(**_device_parts(with_preset(table), coordinated=None))
+
+
+def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
+    """The fields of `MethodConfig`; `coordinated` None: as the policy needs it."""
+    policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
+    policy = build(find_policy(policy_name), options, "policy")
+    rule, options = named(table, "aggregation", default="fedavg")
+    aggregation = build(find_component(AGGREGATORS, rule), options, "aggregation")
+    parts, own = parts_of(DEVICE_TABLES, table)
+    if not (policy.coordinated if coordinated is None else coordinated or policy.coordinated):
+        parts["weights"] = UNCOORDINATED
+    names = {"policy": policy_name, "aggregation": rule, **own}
+    return {"policy": policy, "aggregation": aggregation, "names": names, **parts}
+
+
 def method_parts(table: Table) -> dict[str, Any]:
-    """The fields of the method that a table, its preset's words included, describes; other keys are the caller's."""
+    """The fields of `Method` that a table describes; other keys are the caller's."""
     policy_name, options = named(table, "policy", default=DEFAULT_POLICY)
     policy = build(find_policy(policy_name), options, "policy")
     coordinator_name, coordinator = _coordinator(table, policy)
-    plain, own = parts_of(METHOD_TABLES, table)
-    if not policy.coordinated and coordinator_name == "none":
-        plain["weights"] = UNCOORDINATED
-    gist, privacy = plain["gist"], plain["privacy"]
-    if gist.shared and gist.last_layers is not None and policy.uses_direction:
-        words = "would shorten the direction that the policy values by: set model.last_layers"
-        raise ConfigError(f"gist.last_layers {words}")
-    if gist.shared and privacy.protects("estimator") and privacy.unit == "sample":
-        words = (
-            "tells of a sample in many rounds: set privacy.unit = 'device', or gist.mode = 'local'"
-        )
-        raise ConfigError(f"a shared gist {words}")
+    parts = _device_parts(table, coordinated=coordinator_name != "none")
+    rest, own = parts_of(_SERVER_TABLES, table)
     seed = table.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"'seed' must be a whole number of at least 0, got {seed!r}")
-    names = {"policy": policy_name, "coordinator": coordinator_name, **own}
+    parts["names"] |= {"coordinator": coordinator_name, **own}
     model = table_of(table, "model")
-    return {
-        "model": model,
-        "policy": policy,
-        "coordinator": coordinator,
-        "seed": seed,
-        "names": names,
-        **plain,
-    }
+    return {"model": model, "coordinator": coordinator, "seed": seed, **parts, **rest}
 
 
 def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any], dict[str, str]]:

@@ -8,7 +8,7 @@ from fedkeep.core.bounds import check_range
 from fedkeep.core.device import DeviceOptions, StoreRules
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import Learner
-from fedkeep.core.rounds import Schedule
+from fedkeep.core.schedule import Schedule
 from fedkeep.core.store import AfterUse
 from fedkeep.learn.models import learner_for
 from fedkeep.tables import Table

@@ -4,9 +4,6 @@ One table for the simulator, the agent and the Flower app, so that the same word
 preset, `*` holds for every policy and a policy's own entry goes before it; a configuration's own keys go before both.
 """
 
-from dataclasses import fields
-
-from fedkeep.core.device import StoreRules
 from fedkeep.core.registry import find
 from fedkeep.tables import Table, merged
 
@@ -55,6 +52,15 @@ PRESETS: dict[str, dict[str, Table]] = {
 }
 
 
+BALANCED_FIFO: Table = {
+    "policy": {"name": "fifo"},
+    "coordinator": {"name": "greedy", "applies_to": "all"},
+    "storage": {"quotas": "hard"},
+    "weights": {"client_label": 1.0},
+}
+"""The method `balanced-fifo`: the newest samples of each label, in hard quotas from a greedy plan."""
+
+
 def experiment_tables(preset: str, policy: str) -> Table:
     """What a preset says of a policy, in the tables of an experiment.
 
@@ -63,15 +69,3 @@ def experiment_tables(preset: str, policy: str) -> Table:
     """
     said = find(preset, PRESETS, "preset")
     return merged(said.get("*", {}), said.get(policy, {}))
-
-
-def device_tables(preset: str, policy: str) -> Table:
-    """The same, in the tables of an agent: what a device decides; the rest is the server's."""
-    said = experiment_tables(preset, policy)
-    storage = said.get("storage", {})
-    tables = {key: said.get(key, {}) for key in ("policy", "weights", "gist")}
-    tables["after_use"] = {"name": storage["after_use"]} if "after_use" in storage else {}
-    tables["device"] = {
-        rule.name: storage[rule.name] for rule in fields(StoreRules) if rule.name in storage
-    }
-    return tables

@@ -1,84 +1,37 @@
-"""A round in words: how devices train in it, what it brought, who did not count, and how good the model is."""
+"""What a closed round brought, who did not count in it, and how good the model is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fedkeep.core.bounds import check_range
-from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.screening import robust_cap
-from fedkeep.core.types import AnyArray, DeviceId, FloatArray, LocalTraining
+from fedkeep.core.errors import RejectionReason
+from fedkeep.core.outliers import robust_cap
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray
 
 _TRIM = 0.2
-_WORST_LOSS = 100.0
-"""No mean loss of a device counts for more than so many times the median of all."""
-
-
-@dataclass(frozen=True)
-class Schedule(LocalTraining):
-    """Local training over the rounds: the learning rate falls by `decay` every `decay_every` rounds.
-
-    >>> [round(Schedule(0.1, epochs=5, decay=0.5).local(round_).learning_rate, 3) for round_ in (0, 99, 100, 200)]
-    [0.1, 0.1, 0.05, 0.025]
-    """
-
-    decay: float = 0.95
-    """What the learning rate is multiplied by every `decay_every` rounds; 1 keeps it."""
-    decay_every: int = 100
-    """Rounds between two such steps."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "learning_rate", above=0)
-        check_range(self, "epochs", "decay_every", "batch_size", least=1)
-        check_range(self, "decay", above=0, most=1)
-        check_range(self, "proximal", least=0)
-
-    def local(self, round_: int) -> LocalTraining:
-        rate = self.learning_rate * self.decay ** (round_ // self.decay_every)
-        return LocalTraining(rate, self.epochs, self.batch_size, self.proximal)
+"""The share of the weight that the robust accuracy leaves out at either end."""
+_MAX_LOSS_RATIO = 100.0
+"""No device's mean loss counts for more than so many times the median of all."""
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A report or profile that did not count, or not in full, and why."""
+    """A report or profile that did not count, or not in full, and why.
+
+    Parameters
+    ----------
+    device : DeviceId
+        Who sent it.
+    reason : str
+        A `RejectionReason`, or the word of a peer of another version.
+    detail : str
+        One sentence on what was found and what was expected.
+    """
 
     device: DeviceId
     reason: str
     detail: str
-
-
-def cuts(
-    what: str, devices: Sequence[DeviceId], said: AnyArray, counted: AnyArray
-) -> list[Rejection]:
-    """Whose word counts for less than it says, by the name of what was cut."""
-    cut = np.flatnonzero(counted < said).tolist()
-    return [
-        Rejection(devices[i], f"{what}-cut", f"a {what} of {said[i]:g} counts as {counted[i]:g}")
-        for i in cut
-    ]
-
-
-def credible(
-    said: FleetProfiles, before: FloatArray, growth: float
-) -> tuple[FleetProfiles, FloatArray, list[Rejection]]:
-    """The fleet as far as its devices' claims count, with their rates, and whose claims were cut.
-
-    `before` are the rates that counted last, NaN where there are none: none counts for more than `growth` times that.
-    """
-    rates, devices = said.velocities.sum(axis=1, dtype=np.float64), said.devices.tolist()
-    grown = np.where(before > 0, growth * before, np.inf)
-    capped = np.minimum(np.minimum(rates, robust_cap(rates)), grown)
-    scale = np.divide(capped, rates, out=np.ones_like(rates), where=rates > 0)
-    capacities = np.minimum(said.capacities, robust_cap(said.capacities.astype(np.float64)))
-    refusals = cuts("rate", devices, rates, capped) + cuts(
-        "capacity", devices, said.capacities, capacities
-    )
-    return (
-        FleetProfiles(said.devices, capacities.astype(np.int64), said.velocities * scale[:, None]),
-        capped,
-        refusals,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,42 +44,72 @@ class RoundSummary:
     empty: tuple[DeviceId, ...]
     """Devices that had nothing to train on: they took part all the same."""
     missing: tuple[DeviceId, ...]
-    refusals: tuple[Rejection, ...]
-    outvoted: tuple[DeviceId, ...] = ()
-    """Devices whose updates a robust mean left out, for they keep going against where all others take the model."""
+    rejections: tuple[Rejection, ...]
+    filtered: tuple[DeviceId, ...] = ()
+    """Devices whose updates a robust mean left out: they keep pointing against the reference."""
+
+
+def report_cuts(
+    quantity: str,
+    reason: RejectionReason,
+    devices: Sequence[DeviceId],
+    reported: AnyArray,
+    counted: AnyArray,
+) -> list[Rejection]:
+    """List the devices of which less counts than they reported."""
+    cut = np.flatnonzero(counted < reported).tolist()
+    return [
+        Rejection(devices[i], reason, f"a {quantity} of {reported[i]:g} counts as {counted[i]:g}")
+        for i in cut
+    ]
 
 
 def merge_evaluations(
-    told: Mapping[DeviceId, tuple[int, float, int]],
+    evaluations: Mapping[DeviceId, tuple[int, float, int]], *, capped: bool = True
 ) -> tuple[dict[str, float], list[Rejection]]:
-    """Loss and accuracy over all samples, the robust accuracy beside them, and whose counts or losses were cut.
+    """Merge devices' evaluations into loss, accuracy and a robust accuracy over all samples.
 
-    A device tells its samples, their losses added up, and how many were right.
-    No device counts more samples than the fleet's own counts allow. The robust accuracy leaves out the fifth of the
-    fleet that says the best and the fifth that says the worst, no device heavier than the upper quartile.
+    The robust accuracy leaves out the fifth of the fleet's weight that reports the best accuracy
+    and the fifth that reports the worst, with no device heavier than the upper quartile.
+
+    Parameters
+    ----------
+    evaluations : Mapping[DeviceId, tuple[int, float, int]]
+        By device: its samples, the sum of their losses, and how many were right.
+    capped : bool
+        Whether no device counts more samples than the fleet's own counts allow, and no loss beyond
+        a hundred times the median.
+
+    Returns
+    -------
+    tuple[dict[str, float], list[Rejection]]
+        The merged figures, and whose counts or losses were cut.
     """
-    devices = [device for device, (samples, _, _) in told.items() if samples > 0]
+    devices = [device for device, (samples, _, _) in evaluations.items() if samples > 0]
     if not devices:
         return {}, []
     samples, losses, correct = (
-        np.array([told[d][i] for d in devices], dtype=np.float64) for i in range(3)
+        np.array([evaluations[d][i] for d in devices], dtype=np.float64) for i in range(3)
     )
-    counted = np.minimum(samples, robust_cap(samples))
-    means = losses / samples
-    worst = np.minimum(means, _WORST_LOSS * (np.median(means) or np.inf))
+    reported_means = losses / samples
+    counted, means = samples, reported_means
+    if capped:
+        counted = np.minimum(samples, robust_cap(samples))
+        means = np.minimum(reported_means, _MAX_LOSS_RATIO * (np.median(reported_means) or np.inf))
+    bounded_weights = np.minimum(samples, np.quantile(samples, 0.75))
     merged = {
         "samples": float(counted.sum()),
-        "loss": float(worst @ counted / counted.sum()),
+        "loss": float(means @ counted / counted.sum()),
         "accuracy": float((correct / samples) @ counted / counted.sum()),
-        "accuracy_robust": _trimmed(
-            correct / samples, np.minimum(samples, np.quantile(samples, 0.75))
-        ),
+        "accuracy_robust": _trimmed_mean(correct / samples, bounded_weights),
     }
-    return merged, cuts("count", devices, samples, counted) + cuts("loss", devices, means, worst)
+    cuts = report_cuts("count", RejectionReason.COUNT_CUT, devices, samples, counted)
+    cuts += report_cuts("loss", RejectionReason.LOSS_CUT, devices, reported_means, means)
+    return merged, cuts
 
 
-def _trimmed(values: FloatArray, weights: FloatArray) -> float:
-    """The weighted mean of the middle: without the lowest and the highest `_TRIM` of the weight."""
+def _trimmed_mean(values: FloatArray, weights: FloatArray) -> float:
+    """Return the weighted mean without the lowest and the highest `_TRIM` of the weight."""
     order = np.argsort(values)
     ends = np.cumsum(weights[order]) / weights.sum()
     starts = np.concatenate([[0.0], ends[:-1]])

@@ -1,20 +1,22 @@
-"""The server: plans who stores what, chooses participants, merges what they report (steps 1, 2, 7, 8)."""
+"""The server: plans, chooses participants and merges their reports (steps 1, 2, 7, 8)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedkeep.core.aggregation import Aggregation, UpdateSum
-from fedkeep.core.claims import ClaimAudit
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.aggregation import Aggregator, FedAvg, UpdateSum
+from fedkeep.core.aggregation.pipeline import UpdatePipeline
+from fedkeep.core.claims import ClaimAudit, cap_profiles
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.estimators import Estimate, GivenEstimator, GlobalEstimator
 from fedkeep.core.planning.greedy import Coordinator
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.protocols import Stateful
-from fedkeep.core.rounds import Rejection, RoundSummary, Schedule, credible
-from fedkeep.core.screening import Limits, screen_profile, screen_report, screen_sum
+from fedkeep.core.rounds import Rejection, RoundSummary
+from fedkeep.core.schedule import Schedule
+from fedkeep.core.screening import Limits, screen_profile, screen_sum
 from fedkeep.core.seeds import generator
 from fedkeep.core.state import (
     add_prefix,
@@ -25,14 +27,13 @@ from fedkeep.core.state import (
     take_table,
 )
 from fedkeep.core.types import DeviceId, Profile, Report, State, TrainOrder, Vector
-from fedkeep.core.usual import MIN_OBSERVATIONS, UpdateStatistics, weight_cap
 
-_GRADIENT_RATIO, _ROBUST_RATIO = 10.0, 2.0
-"""No g_hat_c is longer than so many times the median, and under a robust mean so many times."""
-_FAR = 10.0
-"""Updates longer than is plausible are shortened; those so many times as long are refused."""
+STALENESS = 50
+"""Rounds after which a late g_hat_c counts no more, unless a server is given another number."""
 _SUM_RATIO, _SUMMAND_RATIO = 3.0, 30.0
-"""A sum's mean update may be so many times as long as is usual, a single update in it so many times."""
+"""How many times the usual length a sum's mean update may have, and a single update in it."""
+_WEIGHT_SLACK = 1.001
+"""For the rounding of a weight that is exactly what the plan allows."""
 
 
 @dataclass(eq=False)
@@ -41,97 +42,237 @@ class _OpenRound:
     participants: tuple[DeviceId, ...]
     reports: dict[DeviceId, Report] = field(default_factory=dict)
     late: dict[DeviceId, Report] = field(default_factory=dict)
-    """Reports of earlier rounds, of which the estimator alone counts."""
-    refusals: list[Rejection] = field(default_factory=list)
+    """Reports of earlier rounds, of which the local gradient alone counts."""
+    rejections: list[Rejection] = field(default_factory=list)
 
-    def refuse(self, device: DeviceId, reason: str, detail: str) -> Rejection:
-        self.refusals.append(Rejection(device, reason, detail))
-        return self.refusals[-1]
+    def reject(self, device: DeviceId, reason: str, detail: str) -> Rejection:
+        self.rejections.append(Rejection(device, reason, detail))
+        return self.rejections[-1]
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class Server:
-    """The one place where the global model and g_hat change, at the close of a round and nowhere else.
+    """The one place where the global model, g_hat and the plan change; all of them are read-only.
 
+    Parameters
+    ----------
+    model : Vector
+        The first global model, (P,).
+    gradient_size : int
+        The length of a local gradient.
+    regions : int
+        Y, how many regions the plan divides.
+    schedule : Schedule
+        How devices train.
+    coordinator : Coordinator
+        Makes the plan (Eq. 9).
+    estimator : GlobalEstimator
+        Makes g_hat of the local gradients (Eq. 8).
+    aggregation : Aggregator
+        Makes the next model of the local ones (Eq. 2).
+    limits : Limits
+        How far reports and profiles may stray.
+    seed : int
+        Of the selection of participants.
+    staleness : int
+        Rounds after which a late local gradient counts no more.
+
+    Raises
+    ------
+    ConfigError
+        If the aggregation does not run with these limits.
+
+    Examples
+    --------
     >>> from fedkeep.core.planning.greedy import Greedy
     >>> from fedkeep.core.estimators import IncrementalEstimator
     >>> server = Server(
-    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1, schedule=Schedule(0.1, epochs=1),
+    ...     model=np.zeros(2, dtype=np.float32), gradient_size=2, regions=1,
+    ...     schedule=Schedule(0.1, epochs=1),
     ...     coordinator=Greedy(clients_per_label=1), estimator=IncrementalEstimator(),
     ... )
-    >>> plan, refused = server.coordinate({d: Profile(capacity=4, velocity=np.ones(1)) for d in (0, 1)})
+    >>> profiles = {device: Profile(capacity=4, velocity=np.ones(1)) for device in (0, 1)}
+    >>> plan, rejected = server.coordinate(profiles)
     >>> orders = server.open_round([0, 1])
     >>> for device, step in ((0, 1.0), (1, 3.0)):
     ...     moved = orders[device].model + np.float32(step)
-    ...     _ = server.receive(device, Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None))
+    ...     report = Report(0, moved, weight=4.0, steps=1, samples=4, local_gradient=None)
+    ...     _ = server.receive(device, report)
     >>> server.close_round().accepted
     (0, 1)
     >>> server.model.tolist()
     [2.0, 2.0]
     """
 
-    staleness = 50
-    """Rounds after which a late g_hat_c is no news any more."""
-
-    model: Vector
-    gradient_size: int
-    regions: int
-    schedule: Schedule
-    coordinator: Coordinator
-    estimator: GlobalEstimator
-    aggregation: Aggregation = field(default_factory=Aggregation)
-    limits: Limits = field(default_factory=Limits)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.plan: Plan | None = None
-        self.round = 0
-        """The next round to open."""
+    def __init__(
+        self,
+        *,
+        model: Vector,
+        gradient_size: int,
+        regions: int,
+        schedule: Schedule,
+        coordinator: Coordinator,
+        estimator: GlobalEstimator,
+        aggregation: Aggregator = FedAvg(),
+        limits: Limits = Limits(),
+        seed: int = 0,
+        staleness: int = STALENESS,
+    ) -> None:
+        self._model = model
+        self._gradient_size, self._regions, self._seed = gradient_size, regions, seed
+        self._schedule, self._coordinator, self._estimator = schedule, coordinator, estimator
+        self._aggregation, self._limits, self._staleness = aggregation, limits, staleness
+        self._plan: Plan | None = None
+        self._round = 0
         self._rates: dict[DeviceId, float] = {}
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
-        self._usual_rate = np.inf
-        """The most that a rate counts for in the fleet's gradient."""
         self._accepted: dict[DeviceId, int] = {}
-        self._gradient_norms: dict[DeviceId, float] = {}
-        self._usual = UpdateStatistics()
-        self._claims = ClaimAudit()
+        self._pipeline = UpdatePipeline(aggregation, limits)
+        self._audit = ClaimAudit()
         self._profiles: dict[DeviceId, Profile] = {}
-        """As last declared, to plan anew where a claim turns out unfounded; not known after a restart."""
+        """As last declared, for a new plan where the audit penalises; unknown after a restart."""
         self._open: _OpenRound | None = None
+
+    @property
+    def model(self) -> Vector:
+        """The global model w."""
+        return self._model
+
+    @property
+    def gradient_size(self) -> int:
+        """The length of a local gradient."""
+        return self._gradient_size
+
+    @property
+    def regions(self) -> int:
+        """Y, how many regions the plan divides."""
+        return self._regions
+
+    @property
+    def schedule(self) -> Schedule:
+        """How devices train."""
+        return self._schedule
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What makes the plan."""
+        return self._coordinator
+
+    @property
+    def estimator(self) -> GlobalEstimator:
+        """What makes g_hat of the local gradients."""
+        return self._estimator
+
+    @property
+    def aggregation(self) -> Aggregator:
+        """The rule that makes the next model."""
+        return self._aggregation
+
+    @property
+    def limits(self) -> Limits:
+        """How far reports and profiles may stray."""
+        return self._limits
+
+    @property
+    def staleness(self) -> int:
+        """Rounds after which a late local gradient counts no more."""
+        return self._staleness
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force."""
+        return self._plan
+
+    @property
+    def round(self) -> int:
+        """The number of the next round to open, or of the one that is open."""
+        return self._round
+
+    def set_model(self, model: Vector) -> None:
+        """Begin from another first model.
+
+        Raises
+        ------
+        RuntimeError
+            If a round was closed already.
+        """
+        if self._round > 0:
+            raise RuntimeError("the first model cannot change after the first round")
+        self._model = np.asarray(model, dtype=np.float32)
+
+    def apply_step(self, model: Vector) -> None:
+        """Replace the model by one that a correction made of it after the round was closed.
+
+        Raises
+        ------
+        RuntimeError
+            If a round is open: its participants train from the present model.
+        """
+        if self._open is not None:
+            raise RuntimeError("a round is open: close it before its model is corrected")
+        self._model = model
+
+    def set_global_gradient(self, gradient: Vector | None) -> None:
+        """Set g_hat from outside: an oracle's exact gradient.
+
+        Raises
+        ------
+        TypeError
+            If the server estimates g_hat from reports.
+        """
+        if type(self._estimator) is not GivenEstimator:
+            raise TypeError("this server estimates g_hat from reports: it cannot be set")
+        self._estimator.given = gradient
+
+    def warm_start(self, estimates: Mapping[DeviceId, Estimate]) -> None:
+        """Take in local gradients as if their devices had reported before the first round."""
+        self._estimator.update(estimates)
+
+    def expect_sums(self) -> None:
+        """Expect `close_sum` from now on: g_hat is given with each sum, and begins as it is."""
+        self._estimator = GivenEstimator(self._estimator.direction())
+
+    def discard_plan(self) -> None:
+        """Drop the plan: one made in the clear does not count where profiles are encrypted."""
+        self._plan = None
 
     def coordinate(
         self, profiles: Mapping[DeviceId, Profile]
     ) -> tuple[Plan, tuple[Rejection, ...]]:
-        """Plans for the devices whose profiles are sound (steps 1, 2); an earlier plan is changed as little as can be.
+        """Plan for the devices whose profiles are valid (steps 1, 2).
 
-        Devices that are not among the profiles have left: nothing of them counts any more.
+        An earlier plan is changed as little as can be. Devices that are not among the profiles have
+        left: nothing of them counts any more.
+
+        Returns
+        -------
+        tuple[Plan, tuple[Rejection, ...]]
+            The plan, and whose profiles were rejected or cut.
         """
-        self._profiles, refusals = {}, []
+        self._profiles, rejections = {}, []
         for device, profile in profiles.items():
             try:
-                self._profiles[device] = screen_profile(profile, self.regions)
+                self._profiles[device] = screen_profile(profile, self._regions)
             except RejectedError as error:
-                refusals.append(Rejection(device, error.reason, error.detail))
-        founded = {
-            device: self._claims.founded(device, profile)
-            for device, profile in sorted(self._profiles.items())
-        }
-        before = np.array([self._rates.get(device, np.nan) for device in founded])
-        fleet, rates, cut = credible(FleetProfiles.of(founded), before, self.limits.growth)
-        plan = (
-            self.coordinator.plan(fleet)
-            if self.plan is None
-            else self.coordinator.replan(self.plan, fleet)
-        )
-        self._follow(plan, dict(zip(founded, rates.tolist(), strict=True)))
-        return plan, (*refusals, *cut)
+                rejections.append(Rejection(device, error.reason, error.detail))
+        if self._limits.enabled:
+            fleet, rates, cuts = self._capped_fleet()
+            rejections += cuts
+        else:
+            fleet = FleetProfiles.of(dict(sorted(self._profiles.items())))
+            rates = {device: profile.rate for device, profile in sorted(self._profiles.items())}
+        if self._plan is None:
+            plan = self._coordinator.plan(fleet)
+        else:
+            plan = self._coordinator.replan(self._plan, fleet)
+        self._follow(plan, rates)
+        return plan, tuple(rejections)
 
     def use_plan(self, plan: Plan) -> None:
-        """Follows a plan that was made elsewhere, from profiles this server cannot read (encrypted profiles).
+        """Follow a plan made elsewhere, from profiles this server cannot read (encrypted profiles).
 
-        Of the rates only their mean is known, from the plan: every device's estimator then counts alike. Devices that
-        are not in the plan have left.
+        Of the rates only their mean is known, from the plan: every device's local gradient then
+        counts alike. Devices that are not in the plan have left.
         """
         devices = plan.devices.tolist()
         mean = plan.mass_per_slot * int(plan.slots.sum()) / len(devices) if devices else 0.0
@@ -139,181 +280,182 @@ class Server:
         self._follow(plan, dict.fromkeys(devices, mean), known=False)
 
     def select(self, round_: int, population: Sequence[DeviceId], k: int) -> tuple[DeviceId, ...]:
-        """k devices of the population for a round, uniformly and without replacement, by seed and round alone."""
-        rng = generator(self.seed, "select", round_)
+        """Select k devices uniformly and without replacement, by seed and round alone."""
+        rng = generator(self._seed, "select", round_)
         chosen = rng.choice(len(population), min(k, len(population)), replace=False)
         return tuple(sorted(population[i] for i in chosen.tolist()))
 
     def open_round(self, participants: Iterable[DeviceId]) -> Mapping[DeviceId, TrainOrder]:
-        """The orders of the next round, one per participant (step 7)."""
-        self._open = _OpenRound(self.round, tuple(participants))
+        """Open the next round and return its orders, one per participant (step 7)."""
+        self._open = _OpenRound(self._round, tuple(participants))
         return {device: self.order(device) for device in self._open.participants}
 
     def order(self, device: DeviceId) -> TrainOrder:
-        """What the device is asked to do in the present round."""
+        """Return what the device is asked to do in the present round."""
         return TrainOrder(
-            round=self.round,
-            model=self.model,
-            direction=self.estimator.direction(),
-            local=self.schedule.local(self.round),
+            round=self._round,
+            model=self._model,
+            direction=self._estimator.direction(),
+            local=self._schedule.local(self._round),
             accepted_round=self._accepted.get(device),
-            assignment=None if self.plan is None else self.plan.assignment(device),
+            assignment=None if self._plan is None else self._plan.assignment(device),
         )
 
     def receive(self, device: DeviceId, report: Report) -> Rejection | None:
-        """Takes a report into the open round, once per device; says why if it does not count."""
+        """Take a report into the open round, once per device; return why if it does not count."""
         opened = self._opened()
         try:
             self._screen(opened, device, report)
         except RejectedError as error:
-            return opened.refuse(device, error.reason, error.detail)
+            return opened.reject(device, error.reason, error.detail)
         return None
 
     def close_round(self) -> RoundSummary:
-        """Merges what came in, in the order of the devices' ids, and moves on to the next round (step 8)."""
+        """Merge the reports in the order of the devices' ids, and move on a round (step 8)."""
         opened = self._opened()
-        lengths = self._screen_lengths(opened)
-        reports = dict(sorted(opened.reports.items()))
-        robust = self.aggregation.name == "robust"
-        merged, outvoted = self._usual.tame(self.model, reports) if robust else (reports, [])
-        for device, report in reports.items():
-            if report.local_gradient is not None and merged[device].local_gradient is None:
-                self.estimator.forget(
-                    device
-                )  # what it told before counts no longer than its word does
-        self._usual.learn_lengths(lengths)
-        self.model = self.aggregation.aggregate(self.model, list(merged.values()))
+        result = self._pipeline.merge(self._model, opened.reports)
+        reports, merged = result.reports, result.merged
+        for finding in result.findings:
+            opened.reject(*finding)
+        self._model = merged.model
+
+        for device in result.dropped_gradients:
+            self._estimator.forget(device)
         late = {
-            d: r
-            for d, r in opened.late.items()
-            if d not in reports or reports[d].local_gradient is None
+            device: report
+            for device, report in opened.late.items()
+            if device not in reports or reports[device].local_gradient is None
         }
-        self.estimator.update(self._estimates({**merged, **late}))
-        self._accepted.update({d: r.round for d, r in (opened.late | reports).items()})
-        self._check_claims(opened, reports)
-        self._open, self.round = None, opened.round + 1
-        accepted = tuple(d for d, r in reports.items() if r.weight > 0)
-        empty = tuple(d for d, r in reports.items() if r.weight == 0)
-        missing = tuple(d for d in opened.participants if d not in reports)
+        self._estimator.update(self._estimates({**merged.reports, **late}))
+
+        self._accepted.update({d: r.round for d, r in (opened.late | dict(reports)).items()})
+        self._audit_claims(opened, reports)
+        self._open, self._round = None, opened.round + 1
         return RoundSummary(
-            opened.round,
-            opened.participants,
-            accepted,
-            empty,
-            missing,
-            tuple(opened.refusals),
-            tuple(outvoted),
+            round=opened.round,
+            participants=opened.participants,
+            accepted=tuple(d for d, r in reports.items() if r.weight > 0),
+            empty=tuple(d for d, r in reports.items() if r.weight == 0),
+            missing=tuple(d for d in opened.participants if d not in reports),
+            rejections=tuple(opened.rejections),
+            filtered=merged.filtered,
         )
 
     def close_sum(
-        self, counted: Iterable[DeviceId], total: UpdateSum, direction: Vector | None
+        self, counted: Iterable[DeviceId], total: UpdateSum, gradient: Vector | None
     ) -> RoundSummary:
-        """Closes a round of which only sums over the devices `counted` are known (Eqs. 2 and 8, step 8).
+        """Close a round of which only sums over the devices `counted` are known (step 8).
 
-        Who had nothing to train on cannot be told; all that would refuse a single report was checked on the devices.
+        Who had nothing to train on stays unknown; what would reject a single report was checked on
+        the devices.
+
+        Raises
+        ------
+        RejectedError
+            If no valid reports add up to these sums, or their mean is far longer than usual;
+            nothing has changed then.
         """
         opened = self._opened()
-        if not isinstance(self.estimator, GivenEstimator):
+        if not isinstance(self._estimator, GivenEstimator):
             raise TypeError("an estimator that keeps every g_hat_c cannot be given their sum")
-        screen_sum(total.updates, total.weight, direction, self.limits)
+        screen_sum(total.updates, total.weight, gradient, self._limits)
         if total.weight > 0:
-            length, longest = (
-                float(np.linalg.norm(total.updates)) / total.weight,
-                _SUM_RATIO * self._usual.length(),
-            )
-            self._usual.learn_lengths(
-                [length]
-            )  # of refused ones, too: what is usual follows slowly
-            if length > longest:
-                raise RejectedError(
-                    "large-update",
-                    f"the mean update is {length:g} long; {longest:.3g} would be usual",
-                )
-        self.model = self.aggregation.apply(self.model, total)
-        if direction is not None:
-            self.estimator.given = direction
+            self._require_usual_mean(float(np.linalg.norm(total.updates)) / total.weight)
+        self._model = self._aggregation.apply(self._model, total)
+        if gradient is not None:
+            self._estimator.given = gradient
         devices = tuple(sorted(counted))
         self._accepted.update(dict.fromkeys(devices, opened.round))
-        self._open, self.round = None, opened.round + 1
-        missing = tuple(device for device in opened.participants if device not in devices)
+        self._open, self._round = None, opened.round + 1
         return RoundSummary(
-            opened.round, opened.participants, devices, (), missing, tuple(opened.refusals)
+            round=opened.round,
+            participants=opened.participants,
+            accepted=devices,
+            empty=(),
+            missing=tuple(device for device in opened.participants if device not in devices),
+            rejections=tuple(opened.rejections),
         )
 
-    def longest_summand(self) -> float:
-        """The length to which a device cuts its update before it is masked, by how long sums have turned out."""
-        return min(self.limits.update_norm, _SUMMAND_RATIO * self._usual.length())
+    def max_summand_norm(self) -> float:
+        """Return the norm to which a device clips its update before it is masked.
+
+        It follows from how long the means of sums have been.
+        """
+        usual = self._pipeline.statistics.usual_length()
+        return min(self._limits.update_norm, _SUMMAND_RATIO * usual)
 
     def rate(self, device: DeviceId) -> float:
-        """What the estimator of a device weighs: its rate, as far as it counts."""
+        """Return what the local gradient of a device weighs: its rate, as far as it counts."""
         return self._rates.get(device, 1.0)
 
-    def heaviest(self, device: DeviceId) -> float:
-        """The most a report of this device may weigh: all slots lent to its heaviest label, or its share of the stream.
+    def max_weight(self, device: DeviceId) -> float:
+        """Return the most that a report of this device weighs.
 
+        All its slots borrowed by its heaviest label, or its share of the stream, whichever is more.
         A share that is not known may be `limits.growth` times the mean.
         """
-        if self.plan is None:
+        if self._plan is None or not self._limits.enabled:
             return np.inf
-        assignment = self.plan.assignment(device)
+        assignment = self._plan.assignment(device)
         by_label = float(assignment.quotas.sum() * assignment.label_weights.max(initial=0.0))
-        rate = self._rates.get(device, 0.0) * (1.0 if self._rates_known else self.limits.growth)
+        headroom = 1.0 if self._rates_known else self._limits.growth
+        rate = self._rates.get(device, 0.0) * headroom
         by_rate = rate / assignment.mass_per_slot if assignment.mass_per_slot > 0 else 0.0
-        return 1.001 * max(by_label, by_rate)
+        return _WEIGHT_SLACK * max(by_label, by_rate)
 
     def forget(self, device: DeviceId) -> None:
-        """A device has left the fleet for good: nothing of it counts any more."""
+        """Forget a device that has left the fleet for good: nothing of it counts any more."""
         opened = () if self._open is None else (self._open.reports, self._open.late)
-        for table in (self._rates, self._accepted, self._gradient_norms, *opened):
+        for table in (self._rates, self._accepted, *opened):
             table.pop(device, None)
-        self.estimator.forget(device)
-        self._usual.forget(device)
-        self._claims.forget(device)
+        self._estimator.forget(device)
+        self._pipeline.forget(device)
+        self._audit.forget(device)
 
     def snapshot(self) -> State:
-        """Everything a closed round left behind, as plain arrays; a round that is open is not part of it."""
-        state = snapshot_parts(self._parts())
+        """Return all that closed rounds left behind as plain arrays; an open one is no part."""
+        state = snapshot_parts(self._parts()) | self._pipeline.snapshot()
         state |= {
-            "model": self.model,
-            "round": np.array(self.round),
+            "model": self._model,
+            "round": np.array(self._round),
             "rates.known": np.array(self._rates_known),
         }
-        for name, table in (
-            ("rates", self._rates),
-            ("accepted", self._accepted),
-            ("norms", self._gradient_norms),
-        ):
-            state |= put_table(name, table)
-        return state if self.plan is None else state | add_prefix("plan", self.plan.snapshot())
+        state |= put_table("rates", self._rates) | put_table("accepted", self._accepted)
+        return state if self._plan is None else state | add_prefix("plan", self._plan.snapshot())
 
     def restore(self, state: State) -> None:
-        """Becomes the server that `snapshot` described."""
+        """Become the server that `snapshot` described."""
         plan = strip_prefix("plan", state)
         rates, known = take_table("rates", state), bool(state["rates.known"])
         self._follow(Plan.from_snapshot(plan) if plan else None, rates, known=known)
         restore_parts(self._parts(), state)
-        self.model, self.round, self._open = (
-            np.array(state["model"], dtype=np.float32),
-            int(state["round"]),
-            None,
-        )
-        self._gradient_norms = take_table("norms", state)
+        self._pipeline.restore(state)
+        self._model = np.array(state["model"], dtype=np.float32)
+        self._round, self._open = int(state["round"]), None
         self._accepted = {
             device: int(round_) for device, round_ in take_table("accepted", state).items()
         }
+
+    def _capped_fleet(self) -> tuple[FleetProfiles, dict[DeviceId, float], list[Rejection]]:
+        """Return the fleet as its claims count: discounted by the audit, capped by the others."""
+        discounted = {
+            device: self._audit.discount(device, profile)
+            for device, profile in sorted(self._profiles.items())
+        }
+        before = np.array([self._rates.get(device, np.nan) for device in discounted])
+        fleet, rates, cuts = cap_profiles(FleetProfiles.of(discounted), before, self._limits.growth)
+        return fleet, dict(zip(discounted, rates.tolist(), strict=True)), cuts
 
     def _follow(
         self, plan: Plan | None, rates: dict[DeviceId, float], *, known: bool = True
     ) -> None:
         for device in set(self._rates) - set(rates):
             self.forget(device)
-        self.plan, self._rates, self._rates_known = plan, rates, known
-        above = np.array([rate for rate in rates.values() if rate > 0])
-        self._usual_rate = weight_cap(above) if len(above) else np.inf
-        self._usual.replan()
+        self._plan, self._rates, self._rates_known = plan, rates, known
+        self._pipeline.follow_plan(rates)
 
     def _parts(self) -> dict[str, Stateful]:
-        return {"estimator": self.estimator, "claims": self._claims, "usual": self._usual}
+        return {"estimator": self._estimator, "claims": self._audit}
 
     def _opened(self) -> _OpenRound:
         if self._open is None:
@@ -321,105 +463,82 @@ class Server:
         return self._open
 
     def _screen(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
-        """Puts a sound report into the round; the estimator of a late one may still count, its model never does."""
+        """Put a valid report into the round; of a late one the local gradient alone may count."""
         if device in opened.reports:
             raise RejectedError(
-                "duplicate", f"device {device} has reported in round {opened.round} already"
+                RejectionReason.DUPLICATE,
+                f"device {device} has reported in round {opened.round} already",
             )
-        if report.round > opened.round or (
-            report.round == opened.round and device not in opened.participants
-        ):
+        asked = report.round < opened.round or device in opened.participants
+        if report.round > opened.round or not asked:
             raise RejectedError(
-                "not-asked", f"device {device} was not asked to take part in round {report.round}"
+                RejectionReason.NOT_ASKED,
+                f"device {device} was not asked to take part in round {report.round}",
             )
-        if self.plan is not None and device not in self._rates:
-            raise RejectedError("left", f"device {device} is no longer part of the fleet")
+        if self._plan is not None and device not in self._rates:
+            raise RejectedError(
+                RejectionReason.LEFT, f"device {device} is no longer part of the fleet"
+            )
         if report.round < opened.round:
-            known = (
-                opened.late[device].round
-                if device in opened.late
-                else self._accepted.get(device, -1)
-            )
-            news = (
-                report.local_gradient is not None
-                and known < report.round >= opened.round - self.staleness
-            )
-            # A robust mean takes none: it believes a g_hat_c that the device's own update of the round bears out.
-            if news and self.aggregation.name != "robust":
-                opened.late[device] = screen_report(
-                    report, report.model, self.gradient_size, 0.0, self.limits
-                )
+            self._take_late_gradient(opened, device, report)
             raise RejectedError(
-                "late", f"round {report.round} is closed; round {opened.round} is open"
+                RejectionReason.LATE,
+                f"round {report.round} is closed; round {opened.round} is open",
             )
-        heaviest = self.heaviest(device)
-        opened.reports[device] = screen_report(
-            report, self.model, self.gradient_size, heaviest, self.limits
+        max_weight = self.max_weight(device)
+        opened.reports[device] = self._pipeline.validate(
+            report, self._model, self._gradient_size, max_weight
         )
-        if report.weight > heaviest:
-            opened.refuse(
-                device, "weight-cut", f"a weight of {report.weight:g} counts as {heaviest:g}"
+        if report.weight > max_weight:
+            opened.reject(
+                device,
+                RejectionReason.WEIGHT_CUT,
+                f"a weight of {report.weight:g} counts as {max_weight:g}",
             )
 
-    def _screen_lengths(self, opened: _OpenRound) -> list[float]:
-        """Shortens updates beyond what the fleet has shown to be usual; refuses those that cannot be honest.
+    def _take_late_gradient(self, opened: _OpenRound, device: DeviceId, report: Report) -> None:
+        """Keep the gradient of a late report, if it is new and no update has to agree with it."""
+        if self._aggregation.verifies_gradients or report.local_gradient is None:
+            return
+        if device in opened.late:
+            known = opened.late[device].round
+        else:
+            known = self._accepted.get(device, -1)
+        if known < report.round >= opened.round - self._staleness:
+            opened.late[device] = self._pipeline.validate(
+                report, report.model, self._gradient_size, 0.0
+            )
 
-        Gives the lengths of all, for the next rounds to learn from.
-        """
-        model = self.model.astype(np.float64)
-        moves = {
-            d: float(np.linalg.norm(r.model - model))
-            for d, r in sorted(opened.reports.items())
-            if r.weight > 0
-        }
-        lengths = list(moves.values())
-        longest = self._usual.longest(lengths, self.limits.update_ratio)
-        for device, length in moves.items():
-            if length > _FAR * longest:
-                del opened.reports[device]
-                detail = (
-                    f"the model moved by {length:g}; more than {_FAR * longest:.3g} is unheard of"
-                )
-                opened.refuse(device, "large-update", detail)
-            elif length > longest:
-                report = opened.reports[device]
-                shorter = (model + (report.model - model) * (longest / length)).astype(np.float32)
-                opened.reports[device] = replace(report, model=shorter)
-                opened.refuse(
-                    device,
-                    "update-cut",
-                    f"the model moved by {length:g}, which counts as {longest:.3g}",
-                )
-        return lengths
+    def _require_usual_mean(self, length: float) -> None:
+        """Rejects a sum whose mean is far longer than earlier ones; learns its length anyway."""
+        statistics = self._pipeline.statistics
+        usual = statistics.usual_length()
+        statistics.learn_lengths([length])
+        if length > _SUM_RATIO * usual:
+            raise RejectedError(
+                RejectionReason.LARGE_UPDATE,
+                f"the mean update is {length:g} long; {_SUM_RATIO * usual:.3g} would be usual",
+            )
 
-    def _check_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
-        """Plans anew where devices have not borne out what they claimed, or are given another chance."""
-        if self.plan is None or not self._profiles:
+    def _audit_claims(self, opened: _OpenRound, reports: Mapping[DeviceId, Report]) -> None:
+        """Plans anew where reports do not bear out what devices claimed, or a probation is over."""
+        if self._plan is None or not self._profiles or not self._limits.enabled:
             return
         for device, report in reports.items():
-            slots = int(self.plan.assignment(device).quotas.sum())
-            self._claims.observe(device, report, slots, self._profiles[device].rate)
-        found = self._claims.judge(opened.round)
-        for device, share in found.items():
+            slots = int(self._plan.assignment(device).quotas.sum())
+            self._audit.observe(device, report, slots, self._profiles[device].rate)
+        changed = self._audit.review(opened.round)
+        for device, share in changed.items():
             if share < 1:
-                detail = f"its claims count for {share:.0%} of what they say: so much of them has come true"
-                opened.refuse(device, "claim-unfounded", detail)
-        if found:
+                detail = f"its reports bear out {share:.0%} of its claims, which count by as much"
+                opened.reject(device, RejectionReason.CLAIM_UNFOUNDED, detail)
+        if changed:
             self.coordinate(self._profiles)
 
     def _estimates(self, reports: Mapping[DeviceId, Report]) -> dict[DeviceId, Estimate]:
-        """The g_hat_c of the reports that bring one, cut to a length that others have shown to be usual."""
-        robust = self.aggregation.name == "robust"
-        told = {
-            d: (r, r.local_gradient) for d, r in reports.items() if r.local_gradient is not None
+        """Return the local gradients that count, with their weights and rounds."""
+        counted = self._pipeline.clip_gradients(reports, self.rate)
+        return {
+            device: Estimate(gradient, weight, reports[device].round)
+            for device, (gradient, weight) in counted.items()
         }
-        norms = self._gradient_norms
-        norms |= {d: float(np.linalg.norm(g.astype(np.float64))) for d, (_, g) in told.items()}
-        usual = float(np.median(list(norms.values()))) if len(norms) >= MIN_OBSERVATIONS else np.inf
-        longest = (_ROBUST_RATIO if robust else _GRADIENT_RATIO) * usual
-        heaviest = self._usual_rate if robust else np.inf
-        found = {}
-        for device, (report, gradient) in told.items():
-            shorter = gradient * np.float32(min(1.0, longest / max(norms[device], 1e-30)))
-            found[device] = Estimate(shorter, min(self.rate(device), heaviest), report.round)
-        return found

@@ -1,4 +1,4 @@
-"""Measurements of a batch as part of a larger one, or put off until somebody asks."""
+"""Gradients of a batch that is part of a larger one, or that are computed when asked for."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +11,7 @@ Kind = TypeVar("Kind")
 
 
 class SliceOf:
-    """A part of a measured batch, for scoring: its samples' own quantities, but no mean over them."""
+    """A part of a measured batch: its samples' own quantities, but no mean over them."""
 
     def __init__(self, whole: PerSampleGradients, part: slice) -> None:
         self._whole, self._part = whole, part
@@ -20,6 +20,7 @@ class SliceOf:
         return lambda *by: getattr(self._whole, quantity)(*by)[self._part]
 
     def mean_gradient(self, *_: Scores) -> Vector:
+        """Raise: a mean over a part would be taken for one over the batch."""
         raise TypeError(
             "a part of a measured batch has no mean gradient; measure it as a batch of its own"
         )
@@ -28,36 +29,45 @@ class SliceOf:
 
 
 class Deferred:
-    """Measurements that are begun when first asked for; a policy that never asks costs nothing."""
+    """Measurements made when first asked for; a policy that never asks costs nothing."""
 
     def __init__(self, measure: Callable[[], PerSampleGradients]) -> None:
         self.measured = cache(measure)
-        """The measurements themselves, begun now at the latest."""
+        """The measurements themselves."""
         self._projected: tuple[Vector, Scores] | None = None
 
     def __getattr__(self, quantity: str) -> Any:
         return getattr(self.measured(), quantity)
 
     def projections(self, direction: Vector) -> Scores:
-        """Stateful for the direction asked for last: the parts of a batch all ask for the same."""
+        """Return the projections; those on the last direction are kept, as all parts ask for it."""
         if self._projected is None or self._projected[0] is not direction:
             self._projected = (direction, self.measured().projections(direction))
         return self._projected[1]
 
 
 def slice_of(whole: PerSampleGradients, part: slice) -> PerSampleGradients:
+    """Return the measurements of a part of a measured batch."""
     return cast(PerSampleGradients, SliceOf(whole, part))
 
 
 def deferred(measure: Callable[[], PerSampleGradients]) -> PerSampleGradients:
+    """Return measurements that are made when first asked for."""
     return cast(PerSampleGradients, Deferred(measure))
 
 
 def of_kind(kind: type[Kind], other: object) -> Kind:
-    """`other`, or what it defers to, as measurements of this kind."""
+    """Return `other`, or what it defers to, as measurements of this kind.
+
+    Raises
+    ------
+    TypeError
+        If it is of another kind.
+    """
     plain = other.measured() if isinstance(other, Deferred) else other
     if not isinstance(plain, kind):
         raise TypeError(
-            f"{kind.__name__} and {type(plain).__name__} have no inner product: measure both in one way"
+            f"{kind.__name__} and {type(plain).__name__} have no inner product: "
+            "measure both in one way"
         )
     return plain

@@ -8,6 +8,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from msgspec import structs
 
+from fedkeep.config.canonical import present_name
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.errors import ConfigError
 from fedkeep.flower import codec
@@ -69,8 +70,9 @@ def device_number(context: Context) -> int:
 class AgentDevice:
     """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
 
-    The policy and the preset of the run are the server's half of a method and the agent's configuration is the other
-    half: a device where they differ says so instead of its profile, and the run goes on without it.
+    The agent's profile says what its method must have like the server's, which compares the two
+    (`config.agreement`). An agent of an earlier release does not say it: there policy and preset
+    must be the run's, or the device reports the difference instead of its profile.
     """
 
     def __init__(self, context: Context) -> None:
@@ -80,18 +82,21 @@ class AgentDevice:
                 "the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'"
             )
         run = context.run_config
-        self._method = str(run.get("policy.name", DEFAULT_POLICY)), str(run.get("preset", DEFAULT))
+        policy = present_name("policy", str(run.get("policy.name", DEFAULT_POLICY)))
+        self._method = policy, str(run.get("preset", DEFAULT))
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
         with AgentClient(self._path) as agent:
-            if isinstance(request, AskProfile):
+            reply: DeviceReply = agent.ask(request, DeviceReply)
+            if isinstance(reply, Profiled | EncryptedProfiled) and reply.agreement is None:
                 now = agent.status()
-                if (now.policy, now.preset) != self._method:
+                method = present_name("policy", now.policy), now.preset
+                if method != self._method:
                     raise ConfigError(
                         f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
                         f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
                     )
-            return agent.ask(request, DeviceReply)
+            return reply
 
 
 open_agent = AgentDevice

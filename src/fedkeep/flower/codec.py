@@ -1,16 +1,17 @@
-"""Messages as Flower's records: one ArrayRecord and one ConfigRecord each, since each costs Flower a request.
+"""Messages as Flower's records: one ArrayRecord and one ConfigRecord each.
 
-The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say is checked for its
-form. Shapes, dtypes and values of arrays are the core's to screen.
+The wire itself is `link.wire`'s; here it is bounded in size before it is read, and what devices say
+is checked for its form. Shapes, dtypes and values of arrays are the core's to screen.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.config.agreement import check_agreement
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.screening import screen_profile
 from fedkeep.core.types import AnyArray, DeviceId, Profile, Report
 from fedkeep.protocol.framing import MESSAGE_LIMIT
@@ -19,7 +20,7 @@ from fedkeep.protocol.wire import pack, unpack
 
 TRAIN, EVALUATE, PROFILE = "train", "evaluate", "query.profile"
 SHARE, MASK, UNMASK = "train.share", "train.mask", "train.unmask"
-"""Flower's message types: what a server asks, and the exchanges of a secure sum, whose first is `TRAIN`."""
+"""Flower's message types: the first exchange of a secure sum is `TRAIN`, too."""
 ARRAYS, HEAD = "fedkeep.arrays", "fedkeep.head"
 _HEAD_BYTES = 4096
 """More than the head of any message whose numbers are arrays."""
@@ -60,7 +61,7 @@ def encode(message: Any) -> RecordDict:
 
 
 def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
-    """The message, if it is of this kind and has at most so many bytes, which are counted before they are read."""
+    """Return the message, if it is of this kind and at most so many bytes long."""
     arrays, values = content.get(ARRAYS), content.get(HEAD)
     if (
         set(content) != {ARRAYS, HEAD}
@@ -68,20 +69,21 @@ def decode(content: RecordDict, kind: Any, most: int = MESSAGE_LIMIT) -> Any:
         or not isinstance(values, ConfigRecord)
     ):
         raise RejectedError(
-            "wrong-records", f"expected {ARRAYS} and {HEAD}, got {sorted(content)[:5]}"
+            RejectionReason.WRONG_RECORDS,
+            f"expected {ARRAYS} and {HEAD}, got {sorted(content)[:5]}",
         )
     head = values.get("head")
     parts = [arrays[str(number)].data for number in range(len(arrays)) if str(number) in arrays]
     if not isinstance(head, bytes) or len(parts) != len(arrays):
-        raise RejectedError("wrong-records", "a record is not of its kind")
+        raise RejectedError(RejectionReason.WRONG_RECORDS, "a record is not of its kind")
     size = len(head) + sum(map(len, parts))
     if size > most:
-        raise RejectedError("oversized", f"{size} bytes; at most {most} are expected")
+        raise RejectedError(RejectionReason.OVERSIZED, f"{size} bytes; at most {most} are expected")
     return unpack(head, parts, kind)
 
 
 def decode_report(content: RecordDict, parameters: int) -> Report:
-    """The report, if it has the form of one; whether its arrays are sound is the server's to say (`receive`).
+    """Return the report, if it has the form of one; the server checks its arrays.
 
     `parameters` are those of a model and of an estimator together.
     """
@@ -89,48 +91,65 @@ def decode_report(content: RecordDict, parameters: int) -> Report:
     for count in ("steps", "samples", "gradient_samples"):
         _require_count(count, getattr(report, count))
     if report.local_gradient is None and report.gradient_samples:
-        raise RejectedError("missing-array", f"no estimator of {report.gradient_samples} samples")
+        raise RejectedError(
+            RejectionReason.MISSING_ARRAY, f"no estimator of {report.gradient_samples} samples"
+        )
     return report
 
 
-def decode_profile(content: RecordDict, regions: int) -> tuple[Profile, DeviceId, str]:
-    """The profile, if it is sound, and the number and name its sender claims."""
-    said: Profiled = decode(content, Profiled, 8 * regions + _HEAD_BYTES)
-    _require_count("capacity", said.profile.capacity)
-    return screen_profile(said.profile, regions), _require_count("device", said.device), said.name
+def decode_profile(
+    content: RecordDict, regions: int, agreement: Mapping[str, str] | None = None
+) -> tuple[Profile, DeviceId, str]:
+    """Return the profile, if it is valid, and the number and name its sender claims.
+
+    A sender whose method differs from the fleet's `agreement` is rejected with the difference,
+    before the shape of its profile can be wrong for that reason.
+    """
+    message: Profiled = decode(content, Profiled, 8 * regions + _HEAD_BYTES)
+    _require_count("capacity", message.profile.capacity)
+    _check(agreement, message)
+    return (
+        screen_profile(message.profile, regions),
+        _require_count("device", message.device),
+        message.name,
+    )
 
 
 def decode_encrypted_profile(
-    content: RecordDict, regions: int
+    content: RecordDict, regions: int, agreement: Mapping[str, str] | None = None
 ) -> tuple[EncryptedProfiled, DeviceId]:
-    """The sealed profile and the number claimed with it; one in the clear is refused and not used."""
-    said: Profiled | EncryptedProfiled = decode(
+    """Return the sealed profile and the number claimed with it; one in the clear is rejected."""
+    message: Profiled | EncryptedProfiled = decode(
         content, Profiled | EncryptedProfiled, 8 * regions + _HEAD_BYTES
     )
-    if isinstance(said, Profiled):
+    if isinstance(message, Profiled):
         raise RejectedError(
-            "profile in the clear", "it was asked to encrypt; its answer is not used"
+            RejectionReason.PROFILE_IN_THE_CLEAR, "it was asked to encrypt; its answer is not used"
         )
-    return said, _require_count("device", said.device)
+    _check(agreement, message)
+    return message, _require_count("device", message.device)
 
 
 def decode_answer(content: RecordDict, most: int) -> bytes:
-    """What a party of a secure sum says in at most that many bytes; a report in the clear is refused as such."""
-    said: Answered | Reported = decode(content, Answered | Reported, most + _HEAD_BYTES)
-    if isinstance(said, Reported):
+    """Return a party's answer in a secure sum; a report in the clear is rejected as such."""
+    message: Answered | Reported = decode(content, Answered | Reported, most + _HEAD_BYTES)
+    if isinstance(message, Reported):
         raise RejectedError(
-            "answer in the clear", "it was asked to mask its report; what it sent is dropped"
+            RejectionReason.ANSWER_IN_THE_CLEAR,
+            "it was asked to mask its report; what it sent is dropped",
         )
-    return said.answer
+    return message.answer
 
 
 def decode_evaluation(content: RecordDict) -> Evaluated:
-    said: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
-    if not (0 <= said.correct <= said.samples <= _MOST and 0 <= said.total_loss < np.inf):
+    """Return a device's evaluation, if its numbers are possible."""
+    message: Evaluated = decode(content, Evaluated, _HEAD_BYTES)
+    if not (0 <= message.correct <= message.samples <= _MOST and 0 <= message.total_loss < np.inf):
         raise RejectedError(
-            "bad-evaluation", f"{said.correct} of {said.samples} right, loss {said.total_loss:g}"
+            RejectionReason.BAD_EVALUATION,
+            f"{message.correct} of {message.samples} right, loss {message.total_loss:g}",
         )
-    if (vitals := said.vitals) is not None:  # what the record of a run could not hold
+    if (vitals := message.vitals) is not None:  # what the record of a run could not hold
         counts = (
             vitals.stored,
             *vitals.filled,
@@ -142,23 +161,32 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
         figures = (vitals.epsilon_spent, vitals.epsilon_left, vitals.delta, *(vitals.gist or ()))
         if not all(0 <= count <= _MOST_EVER for count in counts):
             raise RejectedError(
-                "bad-evaluation", "a store's counts are not numbers that it can have reached"
+                RejectionReason.BAD_EVALUATION,
+                "a store's counts are not numbers that it can have reached",
             )
         if not all(figure is None or np.isfinite(figure) for figure in figures):
             raise RejectedError(
-                "bad-evaluation", "what it says of its budget or gist is not finite"
+                RejectionReason.BAD_EVALUATION, "what it says of its budget or gist is not finite"
             )
-    return said
+    return message
 
 
 def content_of(reply: Message) -> RecordDict:
-    """What a reply says; an error of the sender's is refused like anything else that is no answer."""
+    """Return the content of a reply; an error of its sender is a rejection."""
     if reply.has_error():
-        raise RejectedError("error", (reply.error.reason or "the node failed")[:300])
+        raise RejectedError(RejectionReason.ERROR, (reply.error.reason or "the node failed")[:300])
     return reply.content
+
+
+def _check(agreement: Mapping[str, str] | None, message: Profiled | EncryptedProfiled) -> None:
+    """Reject a device whose method differs from the fleet's, unless there is nothing to compare."""
+    if agreement is not None:
+        check_agreement(agreement, message.agreement)
 
 
 def _require_count(name: str, number: int | None) -> int:
     if number is None or not 0 <= number <= _MOST:
-        raise RejectedError(f"bad-{name}", f"{number} is not a number from 0 to {_MOST}")
+        raise RejectedError(
+            RejectionReason(f"bad-{name}"), f"{number} is not a number from 0 to {_MOST}"
+        )
     return number

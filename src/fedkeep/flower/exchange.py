@@ -29,7 +29,7 @@ class PendingRequest(NamedTuple):
 
 
 def size_of(message: Message) -> int:
-    """The bytes of a message's arrays and of its head; an error has none."""
+    """Return the bytes of a message's arrays and of its head; an error has none."""
     if message.has_error():
         return 0
     arrays = sum(
@@ -45,11 +45,11 @@ def size_of(message: Message) -> int:
 
 @dataclass(eq=False)
 class Exchange:
-    """Messages in flight; who answered what is known from what was sent, never from what the answer says.
+    """Messages in flight; a reply is attributed by what was sent, not by what it says.
 
-    When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever pulls waits with it.
-    So replies are pulled in a few threads: one that hangs holds up its own part of them, and no deadline. `meanwhile`
-    is called between two looks for replies.
+    When a device dies while it uploads its reply, Flower waits minutes for the rest, and whoever
+    pulls waits with it. So replies are pulled in a few threads: one that hangs holds up its own
+    part of them, and no deadline. `meanwhile` is called between two looks for replies.
     """
 
     grid: Grid
@@ -62,9 +62,10 @@ class Exchange:
     """Those under way, and the messages whose replies they look for."""
 
     def send(self, messages: Iterable[Message], round_: int) -> None:
-        """Pushes the messages; those that Flower does not take count as never sent."""
+        """Push the messages; those that Flower does not take count as never sent."""
         outgoing = list(messages)
-        # Flower gives None for a message that it did not take, and no ids at all where the SuperLink was not there.
+        # Flower gives None for a message that it did not take, and no ids at all where the
+        # SuperLink was not there.
         for message, message_id in zip(outgoing, self.grid.push_messages(outgoing), strict=False):
             if message_id:
                 self.tally[0] += size_of(message)
@@ -75,7 +76,7 @@ class Exchange:
     def collect(
         self, seconds: float, enough: Callable[[], bool]
     ) -> Iterator[tuple[PendingRequest, Message]]:
-        """Replies as they come, each once, until there are enough of them or the time is over."""
+        """Yield replies as they come, each once, until there are enough or the time is over."""
         end = time.monotonic() + seconds
         while not enough():
             yield from self.arrived()
@@ -85,6 +86,7 @@ class Exchange:
             time.sleep(min(_POLL_SECONDS, max(end - time.monotonic(), 0.0)))
 
     def arrived(self) -> Iterator[tuple[PendingRequest, Message]]:
+        """Yield the replies that are there now."""
         hanging = {message_id for ids in self._pulls.values() for message_id in ids}
         ids = [message_id for message_id in self.asked if message_id not in hanging]
         parts = [ids[i::_PULLS_AT_ONCE] for i in range(min(_PULLS_AT_ONCE, len(ids)))]
@@ -100,12 +102,12 @@ class Exchange:
                     yield asked, reply
 
     def waiting(self, round_: int, kind: str) -> int:
-        """How many messages of a round and kind are unanswered."""
+        """Return how many messages of a round and kind are unanswered."""
         return sum(asked.round == round_ and asked.kind == kind for asked in self.asked.values())
 
 
 class PromptGrid:
-    """The grid that it wraps, but for `send_and_receive`, which returns as soon as the last reply is there."""
+    """A grid whose `send_and_receive` returns as soon as the last reply is there."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -116,6 +118,7 @@ class PromptGrid:
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
+        """Send messages, and return the replies that came in time."""
         exchange = Exchange(self._grid)
         exchange.send(messages, 0)
         replies = exchange.collect(
@@ -125,13 +128,13 @@ class PromptGrid:
 
 
 def _pull(grid: Grid, message_ids: Sequence[str]) -> Future[list[Message]]:
-    """One request for replies, in a daemon thread: an executor's would keep the program from ending while one hangs."""
+    """One request for replies, in a daemon thread: a hanging one must not hold up the exit."""
     pulled: Future[list[Message]] = Future()
 
     def run() -> None:
         try:
             pulled.set_result(list(grid.pull_messages(message_ids)))
-        except Exception as error:  # noqa: BLE001 - told to whoever waits, whatever it is
+        except Exception as error:  # noqa: BLE001 - passed on to whoever waits
             pulled.set_exception(error)
 
     Thread(target=run, daemon=True).start()

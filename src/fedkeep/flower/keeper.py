@@ -15,21 +15,18 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
-from fedkeep.config.components import find_policy
-from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, device_tables
-from fedkeep.core.device import Device, DeviceOptions
+from fedkeep.config.device import build_device
+from fedkeep.config.method import parse_method
+from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gist import GistOptions
 from fedkeep.core.protocols import Learner, OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.screening import screen_order
 from fedkeep.core.state import add_prefix, strip_prefix
-from fedkeep.core.store import AfterUse
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
-from fedkeep.core.weighting import Weighting
 from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.protocol.wire import from_array, to_array
-from fedkeep.tables import build
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
 _STATISTICS = ("running_mean", "running_var")
@@ -265,19 +262,15 @@ class Keeper:
         return records
 
     def _make(self, shape: tuple[int, ...], labels: int) -> Device:
-        said = device_tables(self._preset, self._policy)
+        method = parse_method({"preset": self._preset, "policy": {"name": self._policy}})
         self._form = {"shape": np.array(shape, dtype=np.int64), "labels": np.array(labels)}
-        return Device(
+        return build_device(
+            method,
             self._learner,
-            build(find_policy(self._policy), said["policy"], "policy"),
             capacity=self._capacity,
             sample_shape=shape,
             labels=labels,
             regions=LabelRegions(labels),
-            after_use=AfterUse(**said["after_use"]),
-            weighting=Weighting(**said["weights"]),
-            options=DeviceOptions(**said["device"]),
-            gist=GistOptions(**said["gist"]),
             seed=self._seed,
         )
 

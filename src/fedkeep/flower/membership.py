@@ -1,11 +1,11 @@
-"""Who is in the fleet: nodes that come and go, which device each is, what it declares, and the plan that follows.
+"""Who is in the fleet: nodes and their devices, what they declare, and the plan for them.
 
 A node is known by its key, so that a device is the same after any restart.
 """
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, Profile, State
 from fedkeep.flower import codec
@@ -37,7 +37,7 @@ _NAME_LENGTH = 64
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A device that has been seen: the digest of its node's key, and its profile when it was last planned for."""
+    """A device that has been seen: the digest of its node's key, and its latest profile."""
 
     identity: str
     profile: Profile
@@ -46,17 +46,19 @@ class Entry:
 
 @dataclass(eq=False)
 class Membership:
-    """All devices ever seen, of which newcomers are asked for profiles; plans anew when others are there (steps 1, 2).
+    """All devices ever seen; newcomers are asked for profiles and planned for (steps 1, 2).
 
-    A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and only devices in the
-    key-holder's plan take part: while it does not answer, the present plan stays in force, and without one the run
-    waits; nothing is ever asked for in the clear instead.
+    A number belongs to the first key that claimed it. With a `planner` profiles are sealed, and
+    only devices in the key-holder's plan take part: while it does not answer, the present plan
+    stays in force, and without one the run waits; nothing is ever asked for in the clear instead.
     """
 
     server: Server
     options: RoundOptions
-    refusals: Rejections
+    rejections: Rejections
     planner: RemotePlanner | None = None
+    agreement: Mapping[str, str] | None = None
+    """What devices must have configured like this fleet; None: it is not checked."""
     entries: dict[DeviceId, Entry] = field(default_factory=dict, init=False)
     online: dict[int, DeviceId] = field(default_factory=dict, init=False)
     """The devices at the nodes that may take part in a round."""
@@ -69,19 +71,21 @@ class Membership:
     _nonce: bytes = field(default=b"", init=False)
 
     def nodes(self) -> dict[DeviceId, int]:
-        """The node of every device that is online and planned for: of those that may take part."""
+        """Return the node of every device that may take part: online, and planned for."""
         planned = self._planned()
         return dict(
             sorted((device, node) for node, device in self.online.items() if device in planned)
         )
 
     def watch(self, nodes: Iterable[int]) -> None:
-        """Notes who is there in the middle of a round, for those who look on; who takes part in it stays as it was."""
+        """Note who is online in the middle of a round; who takes part in it stays as it was."""
         self.present = {self.online[node] for node in nodes if node in self.online}
         self.last_seen |= dict.fromkeys(self.present, time.time())
 
-    def meet(self, exchange: Exchange) -> None:
-        """Sees who is online, and asks those whose profile is not there; sealed ones only if a new plan is needed.
+    def poll(self, exchange: Exchange) -> None:
+        """See who is online, and ask those whose profile is missing.
+
+        Sealed profiles are asked for only if a new plan is needed.
 
         A device that was seen before is known by its key.
         """
@@ -114,36 +118,39 @@ class Membership:
         messages = [Message(content, node, PROFILE, ttl=_PROFILE_SECONDS) for node in asking]
         exchange.send(messages, self.server.round)
 
-    def introduce(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes a node's profile, and binds the node to the device it claims to be.
+    def register(self, asked: PendingRequest, reply: Message) -> None:
+        """Take a node's profile, and bind the node to the device it claims to be.
 
-        One that cannot be read is refused and asked for again later.
+        One that cannot be read is rejected and asked for again later.
         """
         if asked.node not in self._asked:
             return
         known = self.online.get(asked.node)
-        with self.refusals.naming(asked.node if known is None else known):
+        with self.rejections.attributed_to(asked.node if known is None else known):
             content = codec.content_of(reply)
             if self.planner is None:
-                profile, device, name = codec.decode_profile(content, self.server.regions)
+                profile, device, name = codec.decode_profile(
+                    content, self.server.regions, self.agreement
+                )
                 self._bind(asked.node, device, profile, name)
                 words = f"capacity {profile.capacity}, rate {profile.rate:g}"
                 if not profile.rate > 0:
                     log.warning("device %d sees no samples: it is given none to store", device)
             else:
-                said, device = codec.decode_encrypted_profile(content, self.server.regions)
-                if said.nonce != self._nonce:
-                    return  # it answers an earlier request, and was asked for this one as well
-                self._bind(
-                    asked.node, device, Profile(0, np.full(self.server.regions, np.nan)), said.name
+                message, device = codec.decode_encrypted_profile(
+                    content, self.server.regions, self.agreement
                 )
-                self.planner.profiles[device] = said.profile
-                name, words = said.name, "its profile is sealed"
+                if message.nonce != self._nonce:
+                    return  # it answers an earlier request, and was asked for this one as well
+                unknown = Profile(0, np.full(self.server.regions, np.nan))
+                self._bind(asked.node, device, unknown, message.name)
+                self.planner.profiles[device] = message.profile
+                name, words = message.name, "its profile is sealed"
             log.info("device %d (%s) is node %d: %s", device, name, asked.node, words)
         self._awaited.discard(asked.node)
 
     def plan(self) -> None:
-        """Has a plan made for the devices online whose profiles are there, if they are not those of the present plan.
+        """Have a plan made for the devices online, if they are not those of the present plan.
 
         Whose profile cannot be used is named, left out, and asked again later.
         """
@@ -154,7 +161,7 @@ class Membership:
         if len(present) < least or present == self._planned():
             return
         if planner is None:
-            plan, refused = self.server.coordinate(
+            plan, rejected = self.server.coordinate(
                 {device: self.entries[device].profile for device in nodes}
             )
             for device in present - set(plan.devices.tolist()):
@@ -170,9 +177,9 @@ class Membership:
                 planned := planner.plan(now, present, self.server.plan, self.server.regions)
             ) is None:
                 return
-            plan, refused = planned.plan, planned.refused
-            for refusal in refused:
-                del planner.profiles[refusal.device]
+            plan, rejected = planned.plan, planned.refused
+            for rejection in rejected:
+                del planner.profiles[rejection.device]
             self.server.use_plan(plan)
             for device, slots in zip(
                 plan.devices.tolist(), plan.quotas.sum(axis=1).tolist(), strict=True
@@ -183,7 +190,7 @@ class Membership:
                 self.entries[device] = replace(
                     known, profile=replace(known.profile, capacity=slots)
                 )
-        self.refusals.add(*refused)
+        self.rejections.add(*rejected)
         log.info("planned for %d devices", len(plan.devices))
         for worst in plan.shortfalls[:1]:
             words = (len(plan.shortfalls), worst.label, worst.got, worst.wanted, worst.reason)
@@ -192,12 +199,14 @@ class Membership:
             )
 
     def snapshot(self) -> State:
+        """Return the devices ever seen as plain arrays."""
         known = sorted(self.entries.items())
         velocities = np.stack([e.profile.velocity for _, e in known]) if known else np.empty((0, 0))
         entries = to_array([(d, e.identity, e.name, e.profile.capacity) for d, e in known])
         return {"entries": entries, "velocities": velocities}
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned; nobody is online yet."""
         self.online = {}
         entries = from_array(state["entries"], list[tuple[int, str, str, int]])
         self.entries = {
@@ -208,15 +217,21 @@ class Membership:
         }
 
     def _bind(self, number: int, device: DeviceId, profile: Profile, name: str) -> None:
-        """Binds a node to the device number it claims; the profile of a device seen before is kept."""
+        """Binds a node to the device it claims to be; a known device keeps its profile."""
         bound, node = self.online.get(number), self._asked[number][0]
         if bound is not None and bound != device:
-            raise RejectedError("identity-taken", f"device {bound} says that it is device {device}")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {bound} says that it is device {device}"
+            )
         if bound is None and device in self.online.values():
-            raise RejectedError("identity-taken", f"device {device} is online at another node")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {device} is online at another node"
+            )
         known = self.entries.setdefault(device, Entry(_digest(node), profile, name[:_NAME_LENGTH]))
         if known.identity != _digest(node) and not self._by_claim(node):
-            raise RejectedError("identity-taken", f"device {device} belongs to another key")
+            raise RejectedError(
+                RejectionReason.IDENTITY_TAKEN, f"device {device} belongs to another key"
+            )
         self.online[number] = device
         self.present.add(device)
         self.last_seen[device] = time.time()

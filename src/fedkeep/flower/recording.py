@@ -1,7 +1,7 @@
-"""The record of a real fleet: the same lines as a simulation's, so that the same page and reports follow it.
+"""The record of a real fleet, in the same lines as a simulation's.
 
-A round's lines are written before the round is committed, and a server that resumes cuts off what was not: after a
-crash the record tells of each round once.
+A round's lines are written before the round is committed, and a server that resumes cuts off what
+was not: after a crash the record tells of each round once.
 """
 
 import hashlib
@@ -42,11 +42,13 @@ class FleetRecordOptions:
 
 
 def header_of(spec: FleetSpec) -> lines.Header:
+    """Return the first line of a fleet's record."""
     run = str(spec.deployment["state"].get("run", "default"))
     described = spec.described() | {"preset": spec.preset, **spec.deployment}
     digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()[:16]
     return lines.Header(
-        run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described, config_hash=digest,
+        run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described,
+        config_hash=digest,
         versions=versions(), labels=spec.label_names, devices=0, rounds=spec.train.rounds,
     )  # fmt: skip
 
@@ -58,15 +60,15 @@ class FleetRecorder:
         self._path, self._header, self._resumed = path, header, False
         self._recorder: Recorder
         self._planned: Plan | None = None
-        self._told: list[lines.Member] = []
+        self._written: list[lines.Member] = []
         self._evaluated: dict[DeviceId, Evaluated] = {}
         self._took_part: set[DeviceId] = set()
-        self._refused: dict[DeviceId, str] = {}
-        self._began = self._told_at = time.monotonic()
+        self._rejected: dict[DeviceId, str] = {}
+        self._began = self._written_at = time.monotonic()
 
     @contextmanager
     def recording(self, server: Server) -> Iterator[None]:
-        """Holds the record open, and ends it with the run; of one that was resumed all that came later is cut off."""
+        """Hold the record open, and end it with the run; a resumed one is cut to its round."""
         self._resumed = server.round > 0 and begins_with_header(self._path)
         with Recorder(self._path) as self._recorder:
             if self._resumed:
@@ -81,16 +83,18 @@ class FleetRecorder:
     def note(
         self, outcome: RoundOutcome, server: Server, fleet: Membership, tally: IntArray
     ) -> None:
-        """Writes a round that is about to be committed."""
+        """Write a round that is about to be committed."""
         done, accepted = outcome.summary.round + 1, set(outcome.summary.accepted)
-        refused = self._refused | {refusal.device: refusal.reason for refusal in outcome.refusals}
-        self._refused = {
-            device: reason for device, reason in refused.items() if device not in accepted
+        rejected = self._rejected | {
+            rejection.device: rejection.reason for rejection in outcome.rejections
+        }
+        self._rejected = {
+            device: reason for device, reason in rejected.items() if device not in accepted
         }
         self._took_part |= accepted
         reasons: defaultdict[str, list[int]] = defaultdict(list)
-        for refusal in sorted(outcome.refusals, key=attrgetter("reason", "device")):
-            reasons[refusal.reason].append(refusal.device)
+        for rejection in sorted(outcome.rejections, key=attrgetter("reason", "device")):
+            reasons[rejection.reason].append(rejection.device)
         plan, coordinator, write = server.plan, server.coordinator, self._recorder.write
         if plan is not None and plan is not self._planned and isinstance(coordinator, LabelLimits):
             self._planned = plan
@@ -100,12 +104,13 @@ class FleetRecorder:
             participants=outcome.summary.participants[:LISTED],
             participations=len(outcome.summary.participants),
             dropouts=len(
-                set(outcome.summary.missing) - {refusal.device for refusal in outcome.refusals}
+                set(outcome.summary.missing)
+                - {rejection.device for rejection in outcome.rejections}
             ),
             refused_reports={reason: len(devices) for reason, devices in reasons.items()},
             refused_devices={reason: tuple(devices) for reason, devices in reasons.items()},
             staleness=server.estimator.staleness(done),
-            **self._since_told(outcome.evaluated),
+            **self._since_reported(outcome.evaluated),
         )
         write(round_line)
         self._evaluated |= outcome.evaluated
@@ -116,35 +121,38 @@ class FleetRecorder:
         self._recorder.sync()
 
     def note_members(self, round_: int, fleet: Membership) -> None:
-        """Writes who is in the fleet, if that has changed or was not said for a while."""
+        """Write who is in the fleet, if that has changed or was not written for a while."""
         members = []
         for device, entry in sorted(fleet.entries.items())[:LISTED]:
-            said = self._evaluated.get(device, _NEVER_SEEN)
-            vitals, name = said.vitals, entry.name or f"device {device}"
+            reported = self._evaluated.get(device, _NEVER_SEEN)
+            vitals, name = reported.vitals, entry.name or f"device {device}"
             stored, labels = (
                 (None, None) if vitals is None else (vitals.stored, sum(map(bool, vitals.filled)))
             )
             member = lines.Member(
-                device=device, name=name, online=device in fleet.present, capacity=entry.profile.capacity,
-                stored=stored, labels=labels, accuracy=None if np.isnan(said.accuracy) else said.accuracy,
-                refused=self._refused.get(device),
+                device=device, name=name, online=device in fleet.present,
+                capacity=entry.profile.capacity, stored=stored, labels=labels,
+                accuracy=None if np.isnan(reported.accuracy) else reported.accuracy,
+                refused=self._rejected.get(device),
             )  # fmt: skip
             members.append(member)
-        if members != self._told or time.monotonic() - self._told_at > _SIGN_OF_LIFE_SECONDS:
-            self._told, self._told_at = members, time.monotonic()
+        if members != self._written or time.monotonic() - self._written_at > _SIGN_OF_LIFE_SECONDS:
+            self._written, self._written_at = members, time.monotonic()
             seen = tuple(
                 structs.replace(member, seen=fleet.last_seen.get(member.device))
                 for member in members
             )
             self._recorder.write(lines.Members(round=round_, members=seen))
 
-    def _since_told(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
-        """What the devices' stores did since they last said; what came before a resume is in the record already."""
+    def _since_reported(self, evaluated: Mapping[DeviceId, Evaluated]) -> dict[str, int]:
+        """Return what the devices' stores did since they last reported, or since a resume."""
         since = dict.fromkeys(_COUNTS, 0)
-        for device, said in evaluated.items():
-            known = self._evaluated.get(device, said if self._resumed else _NEVER_SEEN)
-            for name in _COUNTS if said.vitals is not None else ():
-                since[name] += max(0, getattr(said.vitals, name) - getattr(known.vitals, name, 0))
+        for device, reported in evaluated.items():
+            known = self._evaluated.get(device, reported if self._resumed else _NEVER_SEEN)
+            for name in _COUNTS if reported.vitals is not None else ():
+                since[name] += max(
+                    0, getattr(reported.vitals, name) - getattr(known.vitals, name, 0)
+                )
         return since
 
     def _evaluation(

@@ -1,4 +1,4 @@
-"""When a round opens, when it closes, how it ended, and what Prometheus is told of it."""
+"""When a round opens and closes, how it ended, and its metrics for Prometheus."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ class RoundOptions:
     """
 
     participation: float = 0.1
-    """|C_t| / |C|: the share of the devices online whose reports a round waits for, at least one."""
+    """|C_t| / |C|: the share of the devices online that a round waits for, at least one."""
     over_selection: float = 1.3
     """How many times as many devices are asked as reports are waited for."""
     deadline: float = 60.0
@@ -40,7 +40,7 @@ class RoundOptions:
     evaluate_every: int = 0
     """Rounds between evaluations on the devices; 0: none."""
     identity: Literal["key", "claim"] = "key"
-    """Devices are known by their keys; `claim` believes their numbers, for SuperNodes without key files."""
+    """Devices are known by their keys; `claim` trusts their numbers, for nodes without keys."""
     deterministic: bool = False
     """Ask exactly the chosen devices and await them all: the same run again gives the same bits."""
 
@@ -79,58 +79,63 @@ class RoundOutcome:
     summary: RoundSummary
     quorate: bool
     """Whether enough reports came in for the round to count."""
-    refusals: tuple[Rejection, ...]
+    rejections: tuple[Rejection, ...]
     """All that did not count: reports, profiles and messages that could not be read."""
     seconds: float
     evaluated: Mapping[DeviceId, Evaluated]
     evaluation: Mapping[str, float]
-    """Loss and accuracy over all devices that answered, weighted by their samples, and a robust accuracy."""
+    """Loss and accuracy over all devices that answered, and a robust accuracy."""
 
     def metrics(self) -> dict[str, int | float | list[int] | list[float]]:
-        """The round in Flower's terms; `refused` and `outvoted` name the devices."""
+        """Return the round in Flower's terms; `rejected` and `filtered` name the devices."""
         return {
             "accepted": len(self.summary.accepted),
             "empty": len(self.summary.empty),
             "missing": len(self.summary.missing),
-            "refused": sorted({refusal.device for refusal in self.refusals}),
-            "outvoted": list(self.summary.outvoted),
+            "rejected": sorted({rejection.device for rejection in self.rejections}),
+            "filtered": list(self.summary.filtered),
             "quorate": int(self.quorate),
             "seconds": self.seconds,
         }
 
 
 class Rejections:
-    """What did not count since the last round closed; each is logged, and told, once.
+    """What did not count since the last round closed; each is logged and listed once.
 
-    >>> refusals = Rejections()
-    >>> with refusals.naming(7):
+    >>> rejections = Rejections()
+    >>> with rejections.attributed_to(7):
     ...     raise RejectedError("replayed", "a report of round 2 to an order of 3")
-    >>> refusals.taken()
+    >>> rejections.take()
     (Rejection(device=7, reason='replayed', detail='a report of round 2 to an order of 3'),)
-    >>> refusals.taken()
+    >>> rejections.take()
     ()
     """
 
     def __init__(self) -> None:
         self._listed: list[Rejection] = []
 
-    def add(self, *refusals: Rejection) -> None:
-        for refusal in refusals:
-            if refusal not in self._listed:
+    def add(self, *rejections: Rejection) -> None:
+        """List these, each once, and log them."""
+        for rejection in rejections:
+            if rejection not in self._listed:
                 log.warning(
-                    "device %d refused: %s: %s", refusal.device, refusal.reason, refusal.detail
+                    "device %d rejected: %s: %s",
+                    rejection.device,
+                    rejection.reason,
+                    rejection.detail,
                 )
-                self._listed.append(refusal)
+                self._listed.append(rejection)
 
     @contextmanager
-    def naming(self, device: DeviceId) -> Iterator[None]:
-        """Around what reads a device's words: where they are refused, it is named and the server goes on."""
+    def attributed_to(self, device: DeviceId) -> Iterator[None]:
+        """List a `RejectedError` inside the block as this device's, and go on."""
         try:
             yield
         except RejectedError as error:
             self.add(Rejection(device, error.reason, error.detail))
 
-    def taken(self) -> tuple[Rejection, ...]:
+    def take(self) -> tuple[Rejection, ...]:
+        """Return what was listed, and begin anew."""
         listed, self._listed = tuple(self._listed), []
         return listed
 
@@ -140,12 +145,13 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._gauges: dict[str, tuple[str, float]] = {}
-        self._refused, self._rounds = Counter[str](), Counter[str]()
+        self._rejected, self._rounds = Counter[str](), Counter[str]()
 
     def see(self, outcome: RoundOutcome, online: int, bytes_down: int, bytes_up: int) -> None:
+        """Take in a closed round."""
         summary = outcome.summary
         self._rounds["quorate" if outcome.quorate else "without quorum"] += 1
-        self._refused.update(refusal.reason for refusal in outcome.refusals)
+        self._rejected.update(rejection.reason for rejection in outcome.rejections)
         self._gauges |= {
             "round": ("Rounds done", summary.round + 1),
             "devices_online": ("Devices online", online),
@@ -165,12 +171,13 @@ class ServerMetrics:
             )
 
     def collect(self) -> Iterator[Any]:
+        """Yield the metrics in Prometheus' terms."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for name, (text, value) in self._gauges.items():
             yield GaugeMetricFamily(f"fedkeep_server_{name}", text, value)
         for name, label, text, counts in (
-            ("refusals", "reason", "Reports and profiles that did not count", self._refused),
+            ("refusals", "reason", "Reports and profiles that did not count", self._rejected),
             ("rounds", "outcome", "Rounds since this server started", self._rounds),
         ):
             family = CounterMetricFamily(f"fedkeep_server_{name}", text, labels=[label])

@@ -1,12 +1,13 @@
-"""The ServerApp of a fleet: options from Flower's run config, a run that can be resumed, and the app of a `fleet.toml`.
+"""The ServerApp of a fleet: options from Flower's run config, and the app of a `fleet.toml`.
 
-That app is one file, written where it is served: its components are `app` here and in `client_app`, for Flower takes
-them from wherever Python finds them. So a fleet of agents needs no app of its own.
+That app is one file, written where it is served: its components are `app` here and in `client_app`,
+for Flower takes them from wherever Python finds them. So a fleet of agents needs no app of its own.
 """
 
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 from flwr.serverapp import Grid, ServerApp
 
+from fedkeep.config.agreement import agreement_of
 from fedkeep.config.aliases import current
-from fedkeep.config.method import FLEET_KEYS, FleetSpec, parse_fleet, table_of
+from fedkeep.config.method import FleetSpec, fleet_tables, parse_fleet, table_of
 from fedkeep.config.options import MetricsOptions
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregator
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.server import Server
@@ -59,7 +61,7 @@ _ALWAYS_SAID: Table = {
     "policy": {"name": DEFAULT_POLICY},
     "state": {"resume": False},
 }
-"""Devices read the first two, and Flower lets a run change only what its app has, such as the third."""
+"""Devices read the first two; Flower lets a run change only keys its app has, as the third."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class StateOptions:
     """`state`: where the server's memory lies."""
 
     url: str = ""
-    """A file, `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: nothing outlives the server."""
+    """A file, `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`; empty: no state is kept."""
     run: str = "default"
     """The name under which a run is saved and resumed."""
     resume: bool = False
@@ -85,7 +87,9 @@ _DEPLOYMENT: dict[str, type[Any]] = {
 
 
 def tables_of(run_config: UserConfig) -> Table:
-    """Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`, dashes are underscores.
+    """Return Flower's flat run config as tables: `rounds.deadline` is `deadline` of `rounds`.
+
+    Dashes become underscores.
 
     Flower knows no lists: one is written as text.
 
@@ -112,27 +116,30 @@ def config_of(tables: Table) -> UserConfig:
 
 
 def fleet_of(run_config: UserConfig) -> FleetSpec:
-    """The specification in a run config, whose other keys are the app's own."""
-    return parse_fleet(
-        {key: value for key, value in tables_of(run_config).items() if key in FLEET_KEYS}
-    )
+    """Return the specification in a run config, whose other keys are the app's own."""
+    return parse_fleet(fleet_tables(tables_of(run_config)))
 
 
 def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
-    """The strategy of the fleet that the run config specifies.
+    """Return the strategy of the fleet that the run config specifies.
 
-    >>> strategy = open_fleet({"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"})
+    >>> config = {"samples.shape": "[30]", "samples.labels": 10, "model.name": "softmax"}
+    >>> strategy = open_fleet(config)
     >>> strategy.server.round, len(strategy.server.model), strategy.server.regions
     (0, 310, 10)
     """
     spec = fleet_of(run_config)
     return open_strategy(
-        spec.server(), run_config, header_of(spec), participation=spec.train.participation
+        spec.server(),
+        run_config,
+        header_of(spec),
+        agreement=agreement_of(spec, spec.regions.count),
+        participation=spec.train.participation,
     )
 
 
 def show_log() -> None:
-    """Shows what fedkeep logs; not on the root logger, which would repeat all that Flower's own logger shows."""
+    """Show what fedkeep logs, without the root logger: that repeats all of Flower's."""
     ours = logging.getLogger("fedkeep")
     ours.setLevel(logging.INFO)
     if not ours.handlers:
@@ -151,24 +158,35 @@ def play(grid: Grid, run_config: UserConfig) -> Vector:
 
 
 def open_strategy(
-    server: Server, run_config: UserConfig, header: Header | None = None, **rounds: Any
+    server: Server,
+    run_config: UserConfig,
+    header: Header | None = None,
+    agreement: Mapping[str, str] | None = None,
+    **rounds: Any,
 ) -> FedkeepStrategy:
-    """The strategy that those tables of the run config describe that say how a fleet is run; a header begins a record.
+    """Return the strategy that the run config's tables describe; a header begins a record.
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
     said = _deployment(tables_of(run_config), server.aggregation)
     privacy, state, planner = said["privacy"], said["state"], None
     if privacy.encrypted_profiles:
+        if not server.limits.enabled:
+            raise ConfigError(
+                "privacy.encrypted_profiles needs limits: the key-holder caps rates and "
+                "capacities; remove limits.enabled = false"
+            )
         planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
-        server.plan = None  # one made from profiles in the clear does not count
+        server.discard_plan()
     store = StateStore(state.url, state.run) if state.url else None
     sums = (
         SecureAggregationServer(server, privacy, server.gradient_size)
         if privacy.secure_aggregation
         else None
     )
-    strategy = FedkeepStrategy(server, replace(said["rounds"], **rounds), store, sums, planner)
+    strategy = FedkeepStrategy(
+        server, replace(said["rounds"], **rounds), store, sums, planner, agreement=agreement
+    )
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:
@@ -183,8 +201,8 @@ def open_strategy(
     return strategy
 
 
-def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
-    """The options of the tables that say how a fleet is run; raises where one is wrong, or excludes another."""
+def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
+    """Return the options of how a fleet is run; raise where one is wrong or excludes another."""
     said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError(
@@ -195,8 +213,9 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
     silent = privacy.on_exhausted == "absent" or "model" in privacy.protect
     if said["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
-            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would wait for it for ever: "
-            'set rounds.deterministic=false, or protect the estimator only with when-spent="without-estimator"'
+            "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would "
+            "wait for it for ever: set rounds.deterministic=false, or protect the estimator only, "
+            'with when-spent="without-estimator"'
         )
     if said["state"].resume and not said["state"].url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
@@ -206,10 +225,10 @@ def _deployment(tables: Table, aggregation: Aggregation) -> dict[str, Any]:
 def make_app(
     source: Path, directory: Path, changes: Table, defaults: Table
 ) -> tuple[Path, UserConfig]:
-    """The app that serves a `fleet.toml` or an app's folder, and what its run sets; mistakes are told first.
+    """Return the app that serves a `fleet.toml` or an app's folder, and what its run sets.
 
-    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only what the app's
-    tables name: `changes` must be there, `defaults` are set where the table is.
+    The app of a `fleet.toml` is written into the directory. In a folder Flower lets a run set only
+    what the app's tables name: `changes` must be there, `defaults` are set where the table is.
     """
     if source.is_file():
         config: UserConfig = {}
@@ -231,9 +250,7 @@ def make_app(
                 )
         if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
             return source, config
-        tables = {
-            key: value for key, value in tables_of(known | config).items() if key in FLEET_KEYS
-        }
+        tables = fleet_tables(tables_of(known | config))
     sys.path.insert(0, str(source))  # where Flower finds what an app names
     try:
         spec = parse_fleet(tables)
@@ -254,4 +271,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Run the fleet: what Flower calls."""
     play(grid, context.run_config)

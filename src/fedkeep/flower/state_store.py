@@ -1,8 +1,8 @@
-"""The server's memory: one transaction per round, in SQLite or PostgreSQL, as bytes with dtype and shape.
+"""The server's durable state: one transaction per round, in SQLite or PostgreSQL.
 
-A round counts as done when its transaction is committed, and never by halves: after `kill -9` at any point
-the next server finds the last whole round. Arrays are stored in chunks and only chunks that changed are
-written, so a fleet of many kept gradients costs what its participants cost.
+A round counts as done when its transaction is committed, and never by halves: after `kill -9` at
+any point the next server finds the last whole round. Arrays are stored in chunks and only chunks
+that changed are written, so a fleet of many kept gradients costs what its participants cost.
 """
 
 from collections import defaultdict
@@ -19,7 +19,13 @@ from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fedkeep.core.errors import ConfigError, DataError, RejectedError, optional_import
+from fedkeep.core.errors import (
+    ConfigError,
+    DataError,
+    RejectedError,
+    RejectionReason,
+    optional_import,
+)
 from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
@@ -57,7 +63,7 @@ class Saved(NamedTuple):
 
 
 class StateStore:
-    """The saved rounds of one run; a second server that continues the same run is noticed and refused.
+    """The saved rounds of one run; a second server on the same run is rejected.
 
     >>> from tempfile import mkdtemp
     >>> url = f"{mkdtemp()}/state.db"
@@ -85,7 +91,7 @@ class StateStore:
             raise ConfigError(f"cannot open the server state {shown}: {why}") from error
 
     def load(self) -> Saved | None:
-        """The last committed round with its state, each chunk checked by its digest; None for a new run."""
+        """Return the last committed round with its state, checked by digests; None if new."""
         with self._engine.begin() as connection:
             head = connection.execute(
                 sql.select(_runs).where(_runs.c.run == self.run)
@@ -101,7 +107,8 @@ class StateStore:
             return None
         if len(rows) != head.chunks:
             raise DataError(
-                f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: restore a backup"
+                f"the state of run {self.run!r} has {len(rows)} parts of {head.chunks}: "
+                "restore a backup"
             )
         arrays: defaultdict[str, list[Chunk]] = defaultdict(list)
         for row in rows:
@@ -125,7 +132,7 @@ class StateStore:
         return Saved(head.round, state)
 
     def commit(self, round_: int, state: State) -> None:
-        """Makes `state` the one after `round_`, whole or not at all."""
+        """Make `state` the one after `round_`, whole or not at all."""
         chunks = {
             (name, chunk["number"]): chunk
             for name, array in state.items()
@@ -144,7 +151,8 @@ class StateStore:
                 connection.execute(sql.insert(_runs).values(run=self.run, **values))
             if not moved:
                 raise RejectedError(
-                    "stale server", f"another server has continued run {self.run!r}; this one stops"
+                    RejectionReason.STALE_SERVER,
+                    f"another server has continued run {self.run!r}; this one stops",
                 )
             if old := [
                 {"a_name": n, "a_number": i}
@@ -162,9 +170,10 @@ class StateStore:
 
 
 def _engine(address: URL) -> Engine:
-    """An engine for SQLite or PostgreSQL.
+    """Return an engine for SQLite or PostgreSQL.
 
-    A connection lives for one transaction: a database that restarted between two rounds is not noticed.
+    A connection lives for one transaction: a database that restarted between two rounds is not
+    noticed.
     """
     if address.drivername == "sqlite":
         Path(address.database or ".").parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +185,7 @@ def _engine(address: URL) -> Engine:
         engine = sql.create_engine(address, poolclass=NullPool)
 
     def make_durable(connection: sql.engine.interfaces.DBAPIConnection, _: object) -> None:
-        """A commit is on disk when it returns; no -wal file grows beside the database."""
+        """Put a commit on disk before it returns, without a -wal file beside the database."""
         cursor = connection.cursor()
         for pragma in ("journal_mode=TRUNCATE", "synchronous=FULL", "busy_timeout=10000"):
             cursor.execute(f"PRAGMA {pragma}")

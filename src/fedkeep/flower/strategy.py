@@ -1,10 +1,11 @@
-"""A strategy for Flower over the core's Server: profiles, plan, rounds that close, one transaction each.
+"""A strategy for Flower over the core's Server: profiles, plan, rounds, transactions.
 
-A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers what they declare,
-and plans. `_play`: the server opens the round, `codec` makes Flower's records of its orders, `exchange` sends them.
-On the device `client_app` hands the order to whatever device is behind the node, and its report back. `_take`
-reads and screens each report; when enough are there, or the time is over, the server merges them. Then the record
-(`recording`), then the commit (`state_store`): a round counts once that is done.
+A round, in the order of its calls. `_await_devices`: `membership` sees who is there, asks newcomers
+what they declare, and plans. `_play`: the server opens the round, `codec` makes Flower's records of
+its orders, `exchange` sends them. On the device `client_app` hands the order to whatever device is
+behind the node, and its report back. `_take` reads and screens each report; when enough are there,
+or the time is over, the server merges them. Then the record (`recording`), then the commit
+(`state_store`): a round counts once that is done.
 """
 
 import logging
@@ -19,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.rounds import RoundSummary, merge_evaluations
 from fedkeep.core.server import Server
@@ -33,7 +34,7 @@ from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Rejections, RoundOptions, RoundOutcome, ServerMetrics
 from fedkeep.flower.state_store import StateStore
 from fedkeep.keyholder.service import RemotePlanner
-from fedkeep.privacy.secagg import protocol as told
+from fedkeep.privacy.secagg import protocol
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 from fedkeep.protocol.messages import AskSum, Evaluate, Evaluated, Participate
 
@@ -41,24 +42,26 @@ log = logging.getLogger("fedkeep.flower")
 
 _PAUSE_SECONDS = 0.5
 _LOOK_SECONDS = 5.0
-"""Between two looks at who is there while a round is open: the record tells of a device that died in it."""
+"""Between two looks at who is online while a round is open, for the record."""
 _BYTES_A_DEVICE = 512
 """More than any exchange of a secure sum says about one device, its words apart."""
 
-Answer = TypeVar("Answer", told.Keys, told.Envelopes, told.MaskedWords, told.OpenedShares)
+Answer = TypeVar(
+    "Answer", protocol.Keys, protocol.Envelopes, protocol.MaskedWords, protocol.OpenedShares
+)
 
 
 @dataclass(eq=False, repr=False)
 class FedkeepStrategy:
-    """The server's side of a deployment; `rounds` is an iterator, so nobody copies the loop to log or to save.
+    """The server's side of a deployment; `rounds` is an iterator, so nobody copies its loop.
 
-    With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt their profiles, and
-    it makes the plans.
+    With `sums`, rounds are secure: the server learns sums only. With a `planner`, devices encrypt
+    their profiles, and it makes the plans.
 
     >>> from fedkeep.config.method import parse_fleet
     >>> spec = parse_fleet({"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}})
     >>> strategy = FedkeepStrategy(spec.server())
-    >>> strategy.resume(), strategy.server.round  # then: for outcome in strategy.rounds(grid, 100): ...
+    >>> strategy.resume(), strategy.server.round  # then: strategy.rounds(grid, 100)
     (False, 0)
     """
 
@@ -69,10 +72,14 @@ class FedkeepStrategy:
     planner: RemotePlanner | None = None
     recorder: FleetRecorder | None = None
     metrics: ServerMetrics | None = None
+    agreement: Mapping[str, str] | None = None
+    """What devices must have configured alike (`config.agreement`); None: it is not checked."""
 
     def __post_init__(self) -> None:
-        self._refusals, self._tally, self._sound = Rejections(), np.zeros(2, dtype=np.int64), 0
-        self._membership = Membership(self.server, self.options, self._refusals, self.planner)
+        self._rejections, self._tally, self._valid = Rejections(), np.zeros(2, dtype=np.int64), 0
+        self._membership = Membership(
+            self.server, self.options, self._rejections, self.planner, self.agreement
+        )
         self._parts: dict[str, Stateful] = {"server": self.server, "roster": self._membership}
         self._late: list[tuple[PendingRequest, Message]] = []
         """Reports that came between two rounds."""
@@ -80,7 +87,7 @@ class FedkeepStrategy:
             self._parts["sums"] = self.sums
 
     def resume(self) -> bool:
-        """Takes up the run where its state store has it; False if it has nothing."""
+        """Resume the run where its state store has it; return False if it has nothing."""
         saved = self.store.load() if self.store is not None else None
         if saved is None:
             return False
@@ -95,11 +102,11 @@ class FedkeepStrategy:
         return True
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
-        """Plays rounds until `num_rounds` are closed, counting those before a resume."""
+        """Play rounds until `num_rounds` are closed, counting those before a resume."""
         next_look = 0.0
 
         def look() -> None:
-            """Records who is there while the server waits, every few seconds."""
+            """Record who is there while the server waits, every few seconds."""
             nonlocal next_look
             if self.recorder is not None and time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
@@ -113,7 +120,7 @@ class FedkeepStrategy:
                 yield self._next(exchange)
 
     def _next(self, exchange: Exchange) -> RoundOutcome:
-        """A round, from seeing who is there to its commit."""
+        """Play a round, from seeing who is there to its commit."""
         began = time.monotonic()
         self._await_devices(exchange, least=1)
         summary, quorate = self._play(exchange)
@@ -122,15 +129,14 @@ class FedkeepStrategy:
             key: asked for key, asked in exchange.asked.items() if asked.round >= oldest
         }
         evaluated = self._evaluated(exchange, summary.round)
-        told = {
-            device: (said.samples, said.total_loss, said.correct)
-            for device, said in evaluated.items()
+        figures = {
+            device: (own.samples, own.total_loss, own.correct) for device, own in evaluated.items()
         }
-        evaluation, cut = merge_evaluations(told)
-        self._refusals.add(*cut, *summary.refusals)
-        refused = self._refusals.taken()
+        evaluation, cuts = merge_evaluations(figures, capped=self.server.limits.enabled)
+        self._rejections.add(*cuts, *summary.rejections)
+        rejections = self._rejections.take()
         outcome = RoundOutcome(
-            summary, quorate, refused, time.monotonic() - began, evaluated, evaluation
+            summary, quorate, rejections, time.monotonic() - began, evaluated, evaluation
         )
         if self.recorder is not None:
             self.recorder.note(outcome, self.server, self._membership, self._tally)
@@ -140,7 +146,7 @@ class FedkeepStrategy:
             self.store.commit(
                 self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally}
             )
-        named = [f"{refusal.device}: {refusal.reason}" for refusal in refused]
+        named = [f"{rejection.device}: {rejection.reason}" for rejection in rejections]
         log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
 
@@ -154,11 +160,11 @@ class FedkeepStrategy:
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Flower's entry point, over `rounds`; how to train and to wait is `server`'s and `options`' to say."""
+        """Run as Flower's entry point; `server` and `options` say how to train and to wait."""
         if initial_arrays is not None and self.server.round == 0:
             if set(initial_arrays) != {"model"}:
                 raise ConfigError(f"expected one array 'model', got {sorted(initial_arrays)[:5]}")
-            self.server.model = initial_arrays["model"].numpy().astype(np.float32)
+            self.server.set_model(initial_arrays["model"].numpy())
         result = Result()
         result.arrays = self._arrays()
         for outcome in self.rounds(grid, num_rounds):
@@ -178,28 +184,28 @@ class FedkeepStrategy:
 
     def _await_devices(self, exchange: Exchange, least: int) -> None:
         """Sees who is online, plans for them, and waits until they are enough."""
-        told = -1
+        shown = -1
         while True:
-            self._membership.meet(exchange)
+            self._membership.poll(exchange)
             for asked, reply in exchange.arrived():
                 self._greet(asked, reply)
             self._membership.plan()
             online = len(self._membership.nodes())
             if online >= least:
                 return
-            if online != told:
+            if online != shown:
                 log.info("waiting for devices: %d of %d are online", online, least)
-            told = online
+            shown = online
             for asked, reply in exchange.collect(_PAUSE_SECONDS, lambda: False):
                 self._greet(asked, reply)
 
     def _play(self, exchange: Exchange) -> tuple[RoundSummary, bool]:
-        """Opens a round (step 7), waits for its reports and closes it (step 8); without a quorum it changes nothing."""
+        """Plays a round (steps 7 and 8); without a quorum it changes nothing."""
         round_, options, nodes = self.server.round, self.options, self._membership.nodes()
         chosen = self.server.select(round_, sorted(nodes), options.asked(len(nodes)))
         if self.sums is not None:
             return self._play_sum(exchange, self.sums, chosen, nodes)
-        orders, wanted, self._sound = self.server.open_round(chosen), options.wanted(len(nodes)), 0
+        orders, wanted, self._valid = self.server.open_round(chosen), options.wanted(len(nodes)), 0
         encoded = codec.encode_all(map(Participate, orders.values()))
         contents = dict(zip((nodes[device] for device in orders), encoded, strict=True))
 
@@ -207,7 +213,7 @@ class FedkeepStrategy:
             return Message(contents[node], node, TRAIN, group_id=str(round_))
 
         def enough() -> bool:
-            return self._sound >= wanted or not exchange.waiting(round_, TRAIN)
+            return self._valid >= wanted or not exchange.waiting(round_, TRAIN)
 
         exchange.send(map(order, contents), round_)
         for late in self._late:
@@ -222,16 +228,16 @@ class FedkeepStrategy:
                 exchange.send([order(asked.node)], round_)
             else:
                 self._take(asked, reply)
-        quorate = self._sound >= options.least(wanted)
+        quorate = self._valid >= options.least(wanted)
         if not quorate:
             self.server.open_round(chosen)
         return self.server.close_round(), quorate
 
     def _evaluated(self, exchange: Exchange, round_: int) -> dict[DeviceId, Evaluated]:
         """How the model does on the devices' own samples, where it is time to ask them."""
-        every, told = self.options.evaluate_every, dict[DeviceId, Evaluated]()
+        every, evaluated = self.options.evaluate_every, dict[DeviceId, Evaluated]()
         if not every or (round_ + 1) % every:
-            return told
+            return evaluated
         content, nodes = (
             codec.encode(Evaluate(self.server.model)),
             self._membership.nodes().values(),
@@ -240,14 +246,14 @@ class FedkeepStrategy:
             [Message(content, node, EVALUATE, group_id=str(round_)) for node in nodes], round_
         )
         for node, reply in self._answers(exchange, round_, EVALUATE):
-            with self._refusals.naming(device := self._membership.online.get(node, node)):
-                told[device] = codec.decode_evaluation(codec.content_of(reply))
-        return told
+            with self._rejections.attributed_to(device := self._membership.online.get(node, node)):
+                evaluated[device] = codec.decode_evaluation(codec.content_of(reply))
+        return evaluated
 
     def _answers(
         self, exchange: Exchange, round_: int, kind: str, enough: Callable[[], bool] = lambda: False
     ) -> Iterator[tuple[int, Message]]:
-        """Nodes and their replies to the messages of a round and kind, until `enough` or all are there."""
+        """Nodes and their replies to a round's messages of a kind, until `enough` or all came."""
         patience = self.options.patience
         for asked, reply in exchange.collect(
             patience, lambda: enough() or not exchange.waiting(round_, kind)
@@ -258,32 +264,37 @@ class FedkeepStrategy:
                 self._greet(asked, reply)
 
     def _greet(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes in a profile; a report that comes between two rounds waits for the next to open."""
+        """Take in a profile; a report that comes between two rounds waits for the next to open."""
         if asked.kind == PROFILE:
-            self._membership.introduce(asked, reply)
+            self._membership.register(asked, reply)
         elif asked.kind == TRAIN and self.sums is None:
             self._late.append((asked, reply))
         elif asked.kind == TRAIN:
-            with self._refusals.naming(self._membership.online.get(asked.node, asked.node)):
-                raise RejectedError("late", f"it is not in the sum of round {asked.round}")
+            with self._rejections.attributed_to(
+                self._membership.online.get(asked.node, asked.node)
+            ):
+                raise RejectedError(
+                    RejectionReason.LATE, f"it is not in the sum of round {asked.round}"
+                )
 
     def _take(self, asked: PendingRequest, reply: Message) -> None:
-        """Takes the reply to an order into the open round; what is not sound is refused and its sender named."""
+        """Take the reply to an order into the open round, or rejects it by name."""
         device = self._membership.online.get(
             asked.node, asked.node
         )  # the node's own number if it has left since
-        with self._refusals.naming(device):
+        with self._rejections.attributed_to(device):
             if device not in self._membership.nodes():
-                raise RejectedError("left", f"node {asked.node} has left the fleet")
+                raise RejectedError(RejectionReason.LEFT, f"node {asked.node} has left the fleet")
             parameters = len(self.server.model) + self.server.gradient_size
             report = codec.decode_report(codec.content_of(reply), parameters)
             if report.round != asked.round:
                 raise RejectedError(
                     "replayed", f"a report of round {report.round} to an order of {asked.round}"
                 )
-            if (refusal := self.server.receive(device, report)) is not None:
-                raise RejectedError(refusal.reason, refusal.detail)
-            self._sound += 1
+            rejection = self.server.receive(device, report)
+            if rejection is not None:
+                raise RejectedError(rejection.reason, rejection.detail)
+            self._valid += 1
 
     def _play_sum(
         self,
@@ -292,10 +303,10 @@ class FedkeepStrategy:
         chosen: tuple[DeviceId, ...],
         nodes: Mapping[DeviceId, int],
     ) -> tuple[RoundSummary, bool]:
-        """Plays a round by a secure sum: who drops out is left out; with too few it has no quorum and changes nothing.
+        """Plays a round by a secure sum; with too few devices it changes nothing.
 
-        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a round in which a node
-        failed is played again: all of them must be in the sum.
+        Each of its four exchanges may take as long as `rounds.deadline`. In deterministic mode a
+        round in which a node failed is played again: all of them must be in the sum.
         """
         while True:
             self._failed = False
@@ -315,41 +326,43 @@ class FedkeepStrategy:
         chosen: tuple[DeviceId, ...],
         nodes: Mapping[DeviceId, int],
     ) -> RoundSummary:
-        """The four exchanges; raises where too few devices are left, before anything has changed."""
+        """Play the four exchanges; raise before any change if too few devices are left."""
         wanted = self.options.wanted(len(nodes))
         orders = self.server.open_round(chosen)
         opened = sums.open(chosen)
         asked = exchange, opened, nodes
         contents = codec.encode_all(
-            Participate(order, told.encode(opened.terms[d])) for d, order in orders.items()
+            Participate(order, protocol.encode(opened.terms[d])) for d, order in orders.items()
         )
         asking = dict(zip(orders, contents, strict=True))
-        keys = self._ask(*asked, TRAIN, asking, told.Keys, max(wanted, opened.threshold))
+        keys = self._ask(*asked, TRAIN, asking, protocol.Keys, max(wanted, opened.threshold))
         roster = opened.open({device: answer.keys for device, answer in keys.items()})
-        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), told.Envelopes)
+        sealed = self._ask(*asked, SHARE, dict.fromkeys(keys, _content(roster)), protocol.Envelopes)
         asking = {device: _content(envelopes) for device, envelopes in opened.route(sealed).items()}
-        for device, words in self._ask(*asked, MASK, asking, told.MaskedWords).items():
-            with self._refusals.naming(device):
+        for device, words in self._ask(*asked, MASK, asking, protocol.MaskedWords).items():
+            with self._rejections.attributed_to(device):
                 opened.receive(device, words)
         survivors, least = opened.survivors(), self.options.least(wanted)
         if len(survivors) < least:
-            raise RejectedError("too few devices", f"{len(survivors)} of {least} are in the sum")
-        asking = dict.fromkeys(survivors, _content(told.Survivors(opened.session, survivors)))
-        shares = self._ask(*asked, UNMASK, asking, told.OpenedShares, opened.threshold)
+            raise RejectedError(
+                RejectionReason.TOO_FEW_DEVICES, f"{len(survivors)} of {least} are in the sum"
+            )
+        asking = dict.fromkeys(survivors, _content(protocol.Survivors(opened.session, survivors)))
+        shares = self._ask(*asked, UNMASK, asking, protocol.OpenedShares, opened.threshold)
         lost = any(answer.lost for answer in keys.values())
         return sums.close(opened, survivors, lost=lost, total=opened.total(shares))
 
     def _ask(
         self,
         exchange: Exchange,
-        opened: told.AggregationSession,
+        opened: protocol.AggregationSession,
         nodes: Mapping[DeviceId, int],
         kind: str,
         contents: Mapping[DeviceId, RecordDict],
         expected: type[Answer],
         enough: float = np.inf,
     ) -> dict[DeviceId, Answer]:
-        """The sound answers of the devices asked: of all, or of the first `enough`; the others are named, and out."""
+        """Return the valid answers of all devices asked, or of the first `enough`."""
         round_, most = (
             self.server.round,
             8 * opened.size + _BYTES_A_DEVICE * (1 + len(opened.terms)),
@@ -361,17 +374,17 @@ class FedkeepStrategy:
         answers: dict[DeviceId, Answer] = {}
         for node, reply in self._answers(exchange, round_, kind, lambda: len(answers) >= enough):
             self._failed |= reply.has_error()
-            with self._refusals.naming(devices[node]):
-                answer: Answer = told.decode(
+            with self._rejections.attributed_to(devices[node]):
+                answer: Answer = protocol.decode(
                     codec.decode_answer(codec.content_of(reply), most), expected
                 )
                 if answer.session != opened.session:
-                    raise RejectedError("replayed", "it answers to another sum")
-                if isinstance(answer, told.Keys):
-                    told.require_usable(answer.keys)
+                    raise RejectedError(RejectionReason.REPLAYED, "it answers to another sum")
+                if isinstance(answer, protocol.Keys):
+                    protocol.require_usable(answer.keys)
                 answers[devices[node]] = answer
         return answers
 
 
-def _content(request: told.Request) -> RecordDict:
-    return codec.encode(AskSum(told.encode(request)))
+def _content(request: protocol.Request) -> RecordDict:
+    return codec.encode(AskSum(protocol.encode(request)))

@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fedkeep.core.claims import cap_profiles
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.planning.greedy import Coordinator, Greedy
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
-from fedkeep.core.rounds import Rejection, credible
+from fedkeep.core.rounds import Rejection
 from fedkeep.core.types import DeviceId, Profile
 from fedkeep.keyholder.sealing import NONCE_BYTES, public_half, unseal
 from fedkeep.protocol.addresses import Address, is_loopback
@@ -295,7 +296,7 @@ class KeyService:
         if len(sound) < self._least:
             why = f"a plan for {len(sound)} would tell of each: at least {self._least} are needed{named}"
             raise RejectedError("too few devices", why)
-        fleet, _, cut = credible(FleetProfiles.of(sound), np.full(len(sound), np.nan), 1.0)
+        fleet, _, cut = cap_profiles(FleetProfiles.of(sound), np.full(len(sound), np.nan), 1.0)
         for claim in cut:  # for this log alone: it would tell the server who is fast
             log.warning("device %d: %s", claim.device, claim.detail)
         if request.before is None:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fedkeep.core.aggregation import Aggregation
+from fedkeep.core.aggregation import Aggregator
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
 from fedkeep.privacy.gaussian import budget_cost
@@ -111,10 +111,11 @@ class PrivacyOptions:
         )
 
 
-def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregation) -> None:
+def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregator) -> None:
     """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
-    if options.secure_aggregation and aggregation.name in ("trimmed", "norm-bounded", "robust"):
+    if options.secure_aggregation and not aggregation.works_on_sums():
         raise ConfigError(
-            f'privacy.secure_aggregation and aggregation "{aggregation.name}" exclude each other: a robust mean must see '
+            f'privacy.secure_aggregation and aggregation "{aggregation.label()}" exclude each other: '
+            "a robust mean must see "
             "single reports, which secure aggregation hides; drop one of the two"
         )

@@ -140,6 +140,11 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
     """The number that the node says it has; an agent does not know it."""
     name: str = ""
     """What people call it."""
+    agreement: dict[str, str] | None = None
+    """What its method must have like the server's, as far as it is not at its default.
+
+    None of an agent of an earlier release, which sends none.
+    """
 
 
 class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +154,8 @@ class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
     """Of the request that it answers."""
     device: int | None = None
     name: str = ""
+    agreement: dict[str, str] | None = None
+    """As in `Profiled`."""
 
 
 class GistStatus(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkeep.config.device import build_device
 from fedkeep.config.experiment import Experiment
 from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
@@ -45,9 +46,9 @@ class SimulationContext:
             self.experiment.profile,
             self.velocities[number],
         )
-        made = Device(
+        made = build_device(
+            experiment,
             self.learner,
-            experiment.policy,
             capacity=experiment.storage.capacity,
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
@@ -55,11 +56,6 @@ class SimulationContext:
             meter=VelocityMeter(self.regions.count, profile.window)
             if profile.measured
             else KnownVelocity(known),
-            after_use=experiment.storage.rule(),
-            weighting=experiment.weights,
-            options=experiment.storage.device(experiment.estimator),
-            gist=experiment.gist,
-            clip=experiment.privacy.clip if experiment.privacy.protects("estimator") else None,
             seed=child_seed(experiment.seed, "device", number),
         )
         made.set_model(self.model, direction)
@@ -83,12 +79,13 @@ class Assembly(SimulationContext):
 def simulation_context(experiment: Experiment, data: Federation | None = None) -> SimulationContext:
     """What is common to the devices, the data loaded unless given.
 
-    >>> from fedkeep.config.experiment import resolve
-    >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
-    >>> device = ground.device(0)
-    >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
-    >>> len(device.store.stored().batch)
-    4
+        >>> from fedkeep.config.device import build_device
+    from fedkeep.config.experiment import resolve
+        >>> ground = simulation_context(resolve({"task": {"name": "demo", "devices": 3}, "storage": {"capacity": 4}}))
+        >>> device = ground.device(0)
+        >>> outcome, refused = device.observe(ground.stream.arrivals(0, 0, 20), time=20.0)
+        >>> len(device.store.stored().batch)
+        4
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
@@ -110,10 +107,11 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
     """The parts of the experiment, its data loaded unless given.
 
-    >>> from fedkeep.config.experiment import resolve
-    >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
-    >>> parts.data.devices, parts.learner.size, len(parts.server.model)
-    (3, 310, 310)
+        >>> from fedkeep.config.device import build_device
+    from fedkeep.config.experiment import resolve
+        >>> parts = assemble(resolve({"task": {"name": "demo", "devices": 3}, "policy": {"name": "fifo"}}))
+        >>> parts.data.devices, parts.learner.size, len(parts.server.model)
+        (3, 310, 310)
     """
     ground = simulation_context(experiment, data)
     data, stream, learner, policy = ground.data, ground.stream, ground.learner, experiment.policy
@@ -129,9 +127,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
         exact = {d: oracle.gradient(ground.model, data.train.of(d)) for d in range(data.devices)}
-        server.estimator.update(
-            {d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()}
-        )
+        server.warm_start({d: Estimate(g, float(stream.rates[d]), -1) for d, g in exact.items()})
     if policy.unbounded:
         so_far = isinstance(policy, FullData) and policy.so_far
         fleet: SimulatedFleet | FullFleet = FullFleet(

@@ -8,7 +8,6 @@ import numpy as np
 
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.estimators import GivenEstimator
 from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
@@ -35,7 +34,7 @@ TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """Accuracy and mean loss, pooled over all devices' test samples, and the accuracy on each device's own."""
+    """Accuracy and loss over all devices' test samples, and accuracy on each device's own."""
 
     accuracy: float
     loss: float
@@ -59,12 +58,16 @@ class RoundRecord:
     arrivals: int
     evaluation: ModelScores | None
     tested: tuple[int, int] = (0, 0)
-    """Of what arrived anywhere, how much the model had right before it trained, and how much it was: if asked for."""
+    """Arrivals that the model had right before it trained on them, and all: if asked for."""
 
 
 class Simulator:
-    """A whole experiment in one process: the same `Device` and `Server` as everywhere, caught up lazily.
+    """A whole experiment in one process, with the same `Device` and `Server` as everywhere.
 
+    Devices catch up with their streams when they are needed.
+
+    Examples
+    --------
     >>> from fedkeep.config.experiment import resolve
     >>> table = {"task": {"name": "demo"}, "policy": {"name": "fifo"}, "train": {"rounds": 3}}
     >>> [record.round for record in Simulator(resolve(table)).run()]
@@ -93,7 +96,7 @@ class Simulator:
             self._kept["fleet"] = self.parts.fleet
 
     def run(self, rounds: int | None = None) -> Iterator[RoundRecord]:
-        """Plays rounds from where the simulation stands, up to `rounds` in all."""
+        """Play rounds from where the simulation stands, up to `rounds` in all."""
         last = self.experiment.train.rounds if rounds is None else rounds
         while self.server.round < last:
             done = self.server.round + 1
@@ -102,7 +105,7 @@ class Simulator:
             )
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
-        """One round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
+        """Play one round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
         parts, server, round_ = self.parts, self.server, self.server.round
         before, participants = server.model, self.participants(round_)
         tested = self._test_first(round_) if self.experiment.record.prequential else (0, 0)
@@ -114,31 +117,32 @@ class Simulator:
         summary = server.close_round()
         counted = {device: reports[device] for device in summary.accepted}
         rate = server.schedule.local(round_).learning_rate
-        server.model = parts.rival.step(before, server.model, counted, rate)
+        server.apply_step(parts.rival.step(before, server.model, counted, rate))
         return RoundRecord(
             server.round, summary, arrivals, self.evaluate() if evaluated else None, tested
         )
 
     def participants(self, round_: int) -> tuple[DeviceId, ...]:
-        """The devices of a round; those of the first are the same for every method under one seed."""
+        """Return the devices of a round, which depend on the seed alone and not on the method."""
         return self.server.select(round_, self._population, self._k)
 
     def evaluate(self) -> ModelScores:
-        """The global model on every device's test samples."""
+        """Evaluate the global model on every device's test samples."""
         return evaluate(self.parts.learner, self.server.model, self.parts.data)
 
     def snapshot(self) -> State:
-        """All that the rest of the run depends on."""
+        """Return all that the rest of the run depends on."""
         return snapshot_parts(self._kept) | {
             "tally": np.array([self.tally[name] for name in TALLIED])
         }
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned."""
         restore_parts(self._kept, state)
         self.tally = Counter(dict(zip(TALLIED, state["tally"].tolist(), strict=True)))
 
     def _test_first(self, round_: int) -> tuple[int, int]:
-        """How much of what arrives anywhere in a round the model has right, and how much it is: test, then train."""
+        """Count arrivals of a round that the model has right before it trains on them, and all."""
         batch = Batch.concatenate(
             [self.parts.stream.arrivals(d, round_, round_ + 1) for d in self._population]
         )
@@ -150,14 +154,15 @@ class Simulator:
     def _bring_up_to_date(self, participants: Sequence[DeviceId], round_: int) -> int:
         """Lets participants see what has arrived; returns how much that was.
 
-        Under an oracle, and where devices are to say what they have counted for a new plan (steps 1, 2), all see it.
+        Under an oracle, and where devices are to say what they have counted for a new plan (steps
+        1, 2), all see it.
         """
         fleet, oracle, profile = self.parts.fleet, self.parts.oracle, self.experiment.profile
         if not isinstance(fleet, SimulatedFleet):
             return 0
-        if oracle is not None and isinstance(self.server.estimator, GivenEstimator):
+        if oracle is not None:
             direction = oracle.gradient(self.server.model)
-            self.server.estimator.given = direction
+            self.server.set_global_gradient(direction)
             fleet.adopt(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
         arrivals = fleet.catch_up(
@@ -186,7 +191,7 @@ class Simulator:
 
 
 def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
-    """The model on the test samples; a model that has diverged is simply bad."""
+    """Evaluate a model on the test samples; one that has diverged is simply bad."""
     test = data.pooled_test
     losses, right = judge(learner, model, test.x, test.y)
     per_device = _shares(right, data.test.owners, data.devices)
@@ -202,13 +207,13 @@ def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
 
 
 def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
-    """The share of right answers in each group, NaN for an empty one."""
+    """Return the share of right answers in each group, NaN for an empty one."""
     counts = np.bincount(groups, minlength=count)
     sums = np.bincount(groups, weights=right, minlength=count)
     return np.asarray(np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0))
 
 
 def _mean_of_first(values: FloatArray, share: float) -> float:
-    """The mean of the first values, a share of those that are known."""
+    """Return the mean of the first values, a share of those that are known."""
     known = values[~np.isnan(values)]
     return float(known[: max(1, round(share * len(known)))].mean())

@@ -1,4 +1,4 @@
-"""Plays an experiment into its record: evaluations, checkpoints, and resuming where a run stopped."""
+"""Runs of an experiment into its record, with checkpoints from which a run can resume."""
 
 import base64
 import hashlib
@@ -32,6 +32,7 @@ Progress = Callable[[int, float | None], None]
 
 
 def record_path(cell: RunSpec, directory: Path) -> Path:
+    """Return where the record of a run lies in a directory."""
     return directory / f"{cell.name}.jsonl"
 
 
@@ -47,11 +48,12 @@ def is_finished(cell: RunSpec, directory: Path) -> bool:
 def play(
     cell: RunSpec, directory: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> Path:
-    """Runs a cell to its end and returns its record's path; with `resume`, from its last checkpoint.
+    """Run an experiment to its end; with `resume`, from its last checkpoint.
 
     >>> import tempfile
     >>> from fedkeep.config.experiment import expand
-    >>> table = {"task": {"name": "demo", "devices": 4}, "train": {"rounds": 2}, "policy": {"name": "fifo"}}
+    >>> table = {"task": {"name": "demo", "devices": 4}, "train": {"rounds": 2}}
+    >>> table["policy"] = {"name": "fifo"}
     >>> [cell] = expand(table)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     run = read_run(play(cell, Path(folder)))
@@ -91,7 +93,7 @@ def play(
 
 
 def _checkpoint(path: Path) -> Path:
-    """The state of a run beside its record; it is saved at evaluations, when the record owes nothing."""
+    """Return the path of a run's state, saved at evaluations when the record is complete."""
     return path.with_suffix(".checkpoint")
 
 
@@ -105,7 +107,7 @@ def _save(cell: RunSpec, path: Path, simulator: Simulator, seconds: float) -> No
 
 
 def _restored(cell: RunSpec, path: Path) -> tuple[Simulator, float] | None:
-    """The last checkpoint, and the seconds; None if there is none of this experiment, or the record is damaged."""
+    """Return the last checkpoint and its seconds; None without one of this experiment."""
     try:
         with np.load(_checkpoint(path), allow_pickle=False) as arrays:
             state = {name.replace("|", "/"): array for name, array in arrays.items()}
@@ -141,7 +143,7 @@ def _header(cell: RunSpec, data: Federation) -> lines.Header:
 
 
 class Observer:
-    """Sums up rounds between two evaluations; starts from nothing at each, so that a resumed run writes the same."""
+    """Sums up rounds between two evaluations, from nothing at each, so that runs can resume."""
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator, self._data = simulator, simulator.parts.data
@@ -171,7 +173,7 @@ class Observer:
             changes.clear()
 
     def see(self, record: RoundRecord) -> Iterator[lines.Line]:
-        """Takes a round into account; the lines of its evaluation, where it has one."""
+        """Take a round into account; return the lines of its evaluation, if it has one."""
         self._rounds.append(record)
         if self._fleet is not None:
             gists = [self._fleet.devices[d].gist for d in record.summary.participants]
@@ -183,7 +185,7 @@ class Observer:
             self._start_anew()
 
     def opening(self) -> Iterator[lines.Line]:
-        """The lines before the first round: the plan, and how good the untrained model is."""
+        """Return the lines before the first round: the plan, and the first evaluation."""
         plan, coordinator = self._simulator.server.plan, self._simulator.experiment.coordinator
         if plan is not None and isinstance(coordinator, LabelLimits):
             clusters = (f"cluster {region}" for region in range(self._clusters))
@@ -194,7 +196,7 @@ class Observer:
         summaries = [record.summary for record in self._rounds]
         participants = [device for summary in summaries for device in summary.participants]
         away = [
-            set(summary.missing) - {refusal.device for refusal in summary.refusals}
+            set(summary.missing) - {rejection.device for rejection in summary.rejections}
             for summary in summaries
         ]
         yield lines.Round(
@@ -207,7 +209,7 @@ class Observer:
             refused=self._fates[OfferResult.REFUSED],
             dropouts=sum(map(len, away)),
             refused_reports=Counter(
-                refusal.reason for summary in summaries for refusal in summary.refusals
+                rejection.reason for summary in summaries for rejection in summary.rejections
             ),
             staleness=self._simulator.server.estimator.staleness(round_),
         )

@@ -1,16 +1,18 @@
-"""Secure aggregation: the server learns the sum of the devices' integers and nothing of any single one.
+"""Secure aggregation: the server learns the sum of the devices' integers, and no single one.
 
-Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two secrets
-among all, in envelopes the server cannot open; (3) each sends its integers under one mask of its own and one
-per peer, which cancel in the sum; (4) the survivors give shares of the own masks of those who sent, and of
-the keys of those who dropped out. Up to n - threshold devices may drop out at any step.
+Four exchanges, after Bonawitz et al. (CCS'17): (1) devices publish keys; (2) each shares its two
+secrets among all, in envelopes the server cannot open; (3) each sends its integers under one mask
+of its own and one per peer, which cancel in the sum; (4) the survivors give shares of the own masks
+of those who sent, and of the keys of those who dropped out. Up to n - threshold devices may drop
+out at any step.
 
-It holds against a server that follows the protocol but looks at everything, even together with fewer than
-2 * threshold - n devices. Devices are told apart by the transport's authentication, and messages are bytes that any
-transport can carry: msgpack, so that nothing received can run.
+It holds against a server that follows the protocol but looks at everything, even together with
+fewer than 2 * threshold - n devices. Devices are told apart by the transport's authentication, and
+messages are bytes that any transport can carry: msgpack, so that nothing received can run.
 
-Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the libraries
-that Flower's own secure aggregation rests on: a Flower device has them already, any other needs no Flower.
+Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the
+libraries that Flower's own secure aggregation rests on: a Flower device has them already, any other
+needs no Flower.
 """
 
 import secrets
@@ -22,7 +24,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
-from fedkeep.core.errors import RejectedError, optional_import
+from fedkeep.core.errors import RejectedError, RejectionReason, optional_import
 from fedkeep.core.types import DeviceId
 from fedkeep.privacy.secagg.fixed_point import WORD, FixedPoint, Words
 
@@ -45,7 +47,7 @@ _FLEET = 1 << 16
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a device publishes first: keys to agree on masks and on envelopes, and its own mask's digest."""
+    """What a device publishes first: keys for masks and envelopes, and its mask's digest."""
 
     masking: bytes
     sealing: bytes
@@ -63,7 +65,7 @@ class _Told(msgspec.Struct, frozen=True, tag=True):
 
 
 class SecureAggregationConfig(_Told, frozen=True):
-    """What a device is told of the sum it is asked into; comes with the order and is answered by `Keys`."""
+    """The terms of a sum for one device; it answers them with `Keys`."""
 
     device: DeviceId
     """The number under which the others know this device."""
@@ -86,7 +88,7 @@ class SecureAggregationConfig(_Told, frozen=True):
 
     @property
     def update_grid(self) -> FixedPoint:
-        """For one round's updates: as wide as the limits, so that what is sound also fits, and weights of 1 at most."""
+        """Return the grid of a round's updates, as wide as the limits, and of weights up to 1."""
         return FixedPoint(max(self.update_norm, 1.0), self.summands)
 
     @property
@@ -104,7 +106,7 @@ class Keys(_Told, frozen=True):
 
 
 class Declined(_Told, frozen=True):
-    """A device's report is not fit to be masked, and why: in a sum it would spoil all others, and nobody could tell."""
+    """A device's report is not fit to be masked: in a sum it would spoil all others unseen."""
 
     reason: str
     detail: str
@@ -147,39 +149,44 @@ encode = msgspec.msgpack.encode
 
 
 def decode(payload: bytes, expected: Any) -> Any:
-    """The message, if it is of the kind that is expected now; a device that declines is refused by its own word."""
+    """Return the message if it is of the expected kind; raise what a device declined by."""
     try:
         message = msgspec.msgpack.decode(payload, type=expected | Declined)
     except msgspec.DecodeError as error:
         name = getattr(expected, "__name__", "a question")
-        raise RejectedError("malformed", f"expected {name} of a secure sum: {error}") from error
+        raise RejectedError(
+            RejectionReason.MALFORMED, f"expected {name} of a secure sum: {error}"
+        ) from error
     if isinstance(message, Declined):
         raise RejectedError(message.reason[:40], message.detail[:300])
     return message
 
 
 def require_usable(keys: PublicKeys) -> None:
-    """Refuses keys on which devices can agree on nothing with their owner: every other device would fail at them."""
+    """Reject keys with which nobody can agree on a mask: all other devices would fail."""
     for key in (keys.masking, keys.sealing):
         _agree(_fresh_seed(), key, b"trial")
 
 
 def require_threshold(threshold: int, count: int) -> None:
-    """Refuses thresholds under which a server could unmask twice, with two halves of the devices, or see one alone."""
+    """Reject thresholds under which a server could unmask twice, or see one device alone."""
     if not count // 2 < threshold <= count:
         raise RejectedError(
-            "threshold", f"{threshold} of {count} devices: it must be more than half, at most all"
+            RejectionReason.THRESHOLD,
+            f"{threshold} of {count} devices: it must be more than half, at most all",
         )
     if threshold < 2:
         raise RejectedError(
-            "threshold", "a sum over one device hides nothing: at least two must take part"
+            RejectionReason.THRESHOLD,
+            "a sum over one device hides nothing: at least two must take part",
         )
 
 
 class MaskingDevice(msgspec.Struct):
-    """A device's part in one sum; it shares, masks and unmasks once, since twice would tell what once hides.
+    """A device's part in one sum; it shares, masks and unmasks once: twice would reveal it.
 
-    As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the samples.
+    As msgpack it outlives a message, secrets included: whoever keeps that keeps it as safe as the
+    samples.
     """
 
     device: DeviceId
@@ -204,12 +211,14 @@ class MaskingDevice(msgspec.Struct):
         """Exchange 2: an envelope for every device of the roster, with a share of both secrets."""
         if self.roster:
             raise RejectedError(
-                "second sharing",
+                RejectionReason.SECOND_SHARING,
                 "the same secrets may not be shared among others: nothing was sent",
             )
         require_threshold(self.threshold, len(roster))
         if roster.get(self.device) != self.keys():
-            raise RejectedError("roster", f"it does not hold the keys of device {self.device}")
+            raise RejectedError(
+                RejectionReason.ROSTER, f"it does not hold the keys of device {self.device}"
+            )
         self.roster = dict(sorted(roster.items()))
         own, key = (
             Shamir.split(self.threshold, len(roster), seed, False)
@@ -225,12 +234,17 @@ class MaskingDevice(msgspec.Struct):
         """Exchange 3: the integers under masks agreed with all who sent an envelope."""
         if self.masked:
             raise RejectedError(
-                "second masking", "the same masks may not hide two vectors: nothing was sent"
+                RejectionReason.SECOND_MASKING,
+                "the same masks may not hide two vectors: nothing was sent",
             )
         if not envelopes.keys() <= self.roster.keys() or self.device not in envelopes:
-            raise RejectedError("envelopes", "they are not of the devices of the roster")
+            raise RejectedError(
+                RejectionReason.ENVELOPES, "they are not of the devices of the roster"
+            )
         if len(envelopes) < self.threshold:
-            raise RejectedError("too few devices", f"{len(envelopes)} of at least {self.threshold}")
+            raise RejectedError(
+                RejectionReason.TOO_FEW_DEVICES, f"{len(envelopes)} of at least {self.threshold}"
+            )
         self.masked, self.envelopes = True, dict(envelopes)
         words = np.frombuffer(self.words, dtype=WORD)
         hidden = words + _mask(_derive(self.own_mask, b"own mask" + self.session), len(words))
@@ -243,7 +257,9 @@ class MaskingDevice(msgspec.Struct):
     def unmask(self, survivors: Iterable[DeviceId]) -> OpenedShares:
         """Exchange 4: one share per device, never both of the same one."""
         if self.unmasked or not self.masked:
-            raise RejectedError("unmasking", "a device unmasks once, after it has masked")
+            raise RejectedError(
+                RejectionReason.UNMASKING, "a device unmasks once, after it has masked"
+            )
         sent = set(survivors)
         if (
             len(sent) < self.threshold
@@ -251,7 +267,8 @@ class MaskingDevice(msgspec.Struct):
             or self.device not in sent
         ):
             raise RejectedError(
-                "survivors", f"{len(sent)} devices are named; at least {self.threshold} must be"
+                RejectionReason.SURVIVORS,
+                f"{len(sent)} devices are named; at least {self.threshold} must be",
             )
         self.unmasked = True
         own, keys = {}, {}
@@ -261,7 +278,7 @@ class MaskingDevice(msgspec.Struct):
                 shares = cipher.decrypt(envelope[:_NONCE_BYTES], envelope[_NONCE_BYTES:], header)
             except (InvalidTag, ValueError) as error:
                 raise RejectedError(
-                    "envelope that does not open", "it was changed, or is for another device"
+                    RejectionReason.UNREADABLE_ENVELOPE, "it was changed, or is for another device"
                 ) from error
             if peer in sent:
                 own[peer] = shares[:_SEED_BYTES]
@@ -280,7 +297,7 @@ class MaskingDevice(msgspec.Struct):
 
 @dataclass(eq=False)
 class AggregationSession:
-    """The server's part in one sum: it passes envelopes on, adds up, and takes the masks off the sum."""
+    """The server's part in one sum: passes envelopes on, adds up, unmasks the sum."""
 
     session: bytes
     threshold: int
@@ -314,11 +331,13 @@ class AggregationSession:
         """Exchange 3: one device's masked integers, in answer to this session."""
         if device not in self._envelopes or device in self._masked:
             raise RejectedError(
-                "answer not expected", f"device {device} is not in this sum, or already counted"
+                RejectionReason.ANSWER_NOT_EXPECTED,
+                f"device {device} is not in this sum, or already counted",
             )
         if len(answer.words) != WORD.itemsize * self.size:
             raise RejectedError(
-                "answer of the wrong form", f"device {device}: {len(answer.words)} bytes of words"
+                RejectionReason.ANSWER_OF_WRONG_FORM,
+                f"device {device}: {len(answer.words)} bytes of words",
             )
         self._masked[device] = np.frombuffer(answer.words, dtype=WORD)
 
@@ -335,7 +354,8 @@ class AggregationSession:
             seed = self._recover({d: shares.own_masks.get(device) for d, shares in opened.items()})
             if _derive(seed, b"digest") != self._roster[device].own_mask:
                 raise RejectedError(
-                    "shares that do not fit", f"the mask of device {device} cannot be recovered"
+                    RejectionReason.SHARES_DO_NOT_FIT,
+                    f"the mask of device {device} cannot be recovered",
                 )
             total = total + words - _mask(_derive(seed, b"own mask" + self.session), self.size)
         for dropped in self._envelopes.keys() - self._masked.keys():
@@ -344,7 +364,8 @@ class AggregationSession:
             )
             if _public_key(seed) != self._roster[dropped].masking:
                 raise RejectedError(
-                    "shares that do not fit", f"the key of device {dropped} cannot be recovered"
+                    RejectionReason.SHARES_DO_NOT_FIT,
+                    f"the key of device {dropped} cannot be recovered",
                 )
             for device in self._masked:
                 key = _agree(seed, self._roster[device].masking, self.session)
@@ -362,13 +383,13 @@ class AggregationSession:
     def _require(self, count: int) -> None:
         if count < self.threshold:
             raise RejectedError(
-                "too few devices",
+                RejectionReason.TOO_FEW_DEVICES,
                 f"{count} are left, {self.threshold} are needed: no sum this round",
             )
 
 
 def _derive(secret: bytes, purpose: bytes) -> bytes:
-    """A key of 32 bytes for one purpose."""
+    """Return a key of 32 bytes for one purpose."""
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
 
 
@@ -381,21 +402,21 @@ def _public_key(seed: bytes) -> bytes:
 
 
 def _agree(seed: bytes, peer: bytes, purpose: bytes) -> bytes:
-    """The key that both ends derive, each from its own seed and the other's public key."""
+    """Return the key that both ends derive, each from its own seed and the other's public key."""
     try:
         shared = _private_key(seed).exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError as error:
-        raise RejectedError("unusable public key", str(error)) from error
+        raise RejectedError(RejectionReason.UNUSABLE_PUBLIC_KEY, str(error)) from error
     return _derive(shared, purpose)
 
 
 def _mask(key: bytes, size: int) -> Words:
-    """That many integers that nobody without the key can tell from random ones; never twice for one key."""
+    """Return that many integers, random to all without the key; never twice for one key."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(stream.update(bytes(size * WORD.itemsize)), dtype=WORD)
 
 
 def _pair_mask(key: bytes, device: DeviceId, peer: DeviceId, size: int) -> Words:
-    """The mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
+    """Return the mask that `device` adds for `peer`: the negative of what `peer` adds for it."""
     shared = _mask(key, size)
     return shared if device < peer else np.zeros_like(shared) - shared

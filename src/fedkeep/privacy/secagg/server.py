@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from fedkeep.core.aggregation import UpdateSum
-from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.estimators import GivenEstimator, IncrementalEstimator, RoundMeanEstimator
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
+from fedkeep.core.estimators import IncrementalEstimator, RoundMeanEstimator
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, State, Vector
@@ -21,7 +21,7 @@ from fedkeep.privacy.secagg.protocol import (
 from fedkeep.protocol.wire import from_array, to_array
 
 _HEADROOM = 16.0
-"""How many times faster than today's fastest device one may become before its rate is cut until the next re-basing."""
+"""How many times the fastest rate of today a rate may reach before it is capped."""
 _REBASE_ROUNDS = 500
 """After so many the running sum begins anew, so that nothing counts in it for ever."""
 _DEPARTED = 0.1
@@ -29,20 +29,27 @@ _DEPARTED = 0.1
 
 
 class SecureAggregationServer:
-    """Opens and closes sums, and remembers what the running sum of estimators counts of whom (Eq. 8).
+    """Opens and closes sums, and keeps what the running sum of gradients counts (Eq. 8).
 
-    In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can look into: re-basing
-    begins a new one, into which every device sends all it has when it next takes part.
+    In integers no rounding ever gathers. Devices that left cannot be taken out of a sum nobody can
+    look into: re-basing begins a new one, into which every device sends all it has when it next
+    takes part.
 
-    Its state is committed together with the server's: after a crash both are those of the same round.
+    Its state is committed together with the server's: after a crash both are those of the same
+    round.
     """
 
     def __init__(self, server: Server, options: PrivacyOptions, gradient_size: int) -> None:
         refuse_conflicts(options, server.aggregation)
+        if not server.limits.enabled:
+            raise ConfigError(
+                "privacy.secure_aggregation needs limits: devices clip by them before they mask; "
+                "remove limits.enabled = false"
+            )
         for key in ("update_norm", "gradient_norm"):
             if not getattr(server.limits, key) < WIDEST:
                 raise ConfigError(
-                    f"privacy.secure_aggregation needs a finite limits.{key}: below {WIDEST:g}, as grids are"
+                    f"privacy.secure_aggregation needs a finite limits.{key}: below {WIDEST:g}"
                 )
         self._server, self._options = server, options
         estimator = server.estimator
@@ -53,27 +60,28 @@ class SecureAggregationServer:
         estimates = self._runs or isinstance(estimator, RoundMeanEstimator)
         self._gradient_size = gradient_size if estimates else 0
         self.rebase()
-        server.estimator = GivenEstimator(estimator.direction())
+        server.expect_sums()
 
     def rebase(self) -> None:
-        """Begins the running sum anew; g_hat stays as it is until the next round closes."""
+        """Begin the running sum anew; g_hat stays as it is until the next round closes."""
         self._running: Words = np.zeros(self._gradient_size + 1, WORD)
         self._unit = 0.0
         self._based = self._server.round
         self._counted: dict[DeviceId, tuple[bytes, float]] = {}
 
     def open(self, participants: Sequence[DeviceId]) -> AggregationSession:
-        """A new sum over these devices, with the terms for each; its session is never used again."""
+        """Open a new sum over these devices; its session is never used again."""
         server, count = self._server, len(participants)
         session = secrets.token_bytes(SESSION_BYTES)
-        heaviest = {device: server.heaviest(device) for device in participants}
+        heaviest = {device: server.max_weight(device) for device in participants}
         if count < self._options.least_in_sum:
             raise RejectedError(
-                "too few devices", f"{count} are asked; privacy.min_cohort wants more"
+                RejectionReason.TOO_FEW_DEVICES, f"{count} are asked; privacy.min_cohort wants more"
             )
         if not np.isfinite(max(heaviest.values(), default=0.0)):
             raise RejectedError(
-                "no plan", "without one nobody knows how much a report may weigh: coordinate first"
+                RejectionReason.NO_PLAN,
+                "without one nobody knows how much a report may weigh: coordinate first",
             )
         if not self._unit:
             self._unit = (
@@ -87,14 +95,14 @@ class SecureAggregationServer:
                 device=device,
                 threshold=self._options.threshold(count),
                 summands=count,
-                update_norm=server.longest_summand(),
+                update_norm=server.max_summand_norm(),
                 gradient_norm=server.limits.gradient_norm,
                 gradient_size=self._gradient_size,
                 heaviest=heaviest[device],
                 weight_unit=max(heaviest.values()) or 1.0,
                 rate=min(server.rate(device) / self._unit, 1.0),
                 counted=self._counted.get(device, (b"", 0.0))[0],
-                per_step=server.aggregation.name == "fednova",
+                per_step=server.aggregation.per_step,
             )
             for device in participants
         }
@@ -104,9 +112,10 @@ class SecureAggregationServer:
     def close(
         self, opened: AggregationSession, survivors: Collection[DeviceId], lost: bool, total: Words
     ) -> RoundSummary:
-        """Moves the server on by the sum over the survivors, or raises and leaves everything as it was.
+        """Close a round by the sum over the survivors, or raise and leave everything as it was.
 
-        Re-basing takes effect with the next round, so that what devices are told is what was committed.
+        Re-basing takes effect with the next round, so that what devices are told is what was
+        committed.
         """
         size, terms = len(self._server.model), next(iter(opened.terms.values()))
         numbers = terms.update_grid.decode(total[: size + 2])
@@ -131,9 +140,11 @@ class SecureAggregationServer:
         return summary
 
     def snapshot(self) -> State:
+        """Return the running sum and whom it counts, as plain arrays."""
         return {"total": self._running, "about": to_array((self._counted, self._unit, self._based))}
 
     def restore(self, state: State) -> None:
+        """Take over what `snapshot` returned."""
         self._running = state["total"].copy()
         kind = tuple[dict[DeviceId, tuple[bytes, float]], float, int]
         self._counted, self._unit, self._based = from_array(state["about"], kind)

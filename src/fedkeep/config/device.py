@@ -1,0 +1,69 @@
+"""A device from a configuration: the one place where simulator, agent and Keeper make theirs."""
+
+from fedkeep.config.method import MethodConfig
+from fedkeep.core.device import Device
+from fedkeep.core.protocols import Learner, Store
+from fedkeep.core.regions import Regions
+from fedkeep.core.store import MemoryStore
+from fedkeep.core.types import IntArray
+from fedkeep.core.velocity import VelocityMeter
+
+
+def build_device(
+    method: MethodConfig,
+    learner: Learner,
+    *,
+    capacity: int,
+    sample_shape: tuple[int, ...],
+    labels: int,
+    regions: Regions | None = None,
+    store: Store | None = None,
+    meter: VelocityMeter | None = None,
+    seed: int = 0,
+) -> Device:
+    """Make the device that a configuration describes.
+
+    Parameters
+    ----------
+    method : MethodConfig
+        What it stores, how it counts, and what it exchanges.
+    learner : Learner
+        The model's gradients and training.
+    capacity : int
+        The samples that fit; an experiment says it, an agent's budget gives it.
+    sample_shape : tuple of int
+        The shape of a sample.
+    labels : int
+        The number of labels.
+    regions : Regions, optional
+        What the plan divides; by default what the policy needs.
+    store : Store, optional
+        Where samples are kept; by default in memory, under the method's rules.
+    meter : VelocityMeter, optional
+        How the device knows the rates of its stream; by default it counts.
+    seed : int
+        Of the device's random numbers.
+    """
+    privacy = method.privacy
+    return Device(
+        learner,
+        method.policy,
+        capacity=capacity,
+        sample_shape=sample_shape,
+        labels=labels,
+        regions=regions,
+        store=store,
+        meter=meter,
+        after_use=method.storage.rule(),
+        weighting=method.weights,
+        options=method.storage.device(method.estimator),
+        gist=method.gist,
+        # Each sample's gradient is clipped before it is summed, as the noise needs it.
+        clip=privacy.clip if privacy.protects("estimator") else None,
+        seed=seed,
+    )
+
+
+def build_memory_store(method: MethodConfig, quotas: IntArray) -> MemoryStore:
+    """Make the index of a store, under the method's rules."""
+    return MemoryStore(quotas, method.storage.rule(), bends=method.storage.quotas == "soft")

@@ -1,0 +1,1 @@
+"""A robust mean in four stages: validate, clip, filter, reweight."""

@@ -1,0 +1,39 @@
+"""Stage 1: a local gradient must agree with its own device's update."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedkeep.core.aggregation.robust.filter import CONFLICT_DEVIATIONS, lower_bound
+from fedkeep.core.types import BoolArray, FloatArray, Report
+
+
+def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> BoolArray:
+    """Find the local gradients that their devices' own updates contradict.
+
+    Training descends the gradient of the stream; a reversed gradient asks to climb it. Where noise
+    hides all gradients, none stands out.
+
+    Parameters
+    ----------
+    reports : Sequence[Report]
+        Reports, some of them with a local gradient.
+    updates : FloatArray
+        Their updates, (n, P); a gradient is of the last parameters.
+
+    Returns
+    -------
+    BoolArray
+        True for each report whose gradient does not count, (n,).
+    """
+    cosines = np.full(len(reports), np.nan)
+    for row, (report, update) in enumerate(zip(reports, updates, strict=True)):
+        gradient = report.local_gradient
+        if gradient is not None:
+            valued = update[len(update) - len(gradient) :]
+            lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
+            cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
+    known = cosines[~np.isnan(cosines)]
+    slack = min(lower_bound(known, CONFLICT_DEVIATIONS), 0.0) if len(known) else 0.0
+    below: BoolArray = np.less(cosines, slack)  # False where there is no gradient
+    return below
