@@ -45,7 +45,7 @@ def test_a_store_of_the_version_before_opens_with_all_it_held(tmp_path: Path, na
         assert float(batch.x.sum()) == pytest.approx(total, abs=1e-4)
         assert all(id_ in assembly.agent.tombstones for id_ in erased)
         if name == "full":
-            assert assembly.agent.device.capacity == held
+            assert assembly.agent.device.capacity >= held
         assert assembly.agent.commit()
         assembly.disk.close()
     size = (tmp_path / "a.store").stat().st_size

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +17,8 @@ from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
 from fedkeep.agent.retention import AgeClock, ErasedIds
-from fedkeep.agent.sources import make_source
+from fedkeep.agent.sample_ids import DeviceName, SampleIds
+from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import (
     NAME_BYTES,
     Opened,
@@ -84,10 +86,13 @@ class AgentOptions:
     """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
+    queue: int | None = None
+    """Samples that may wait to be valued; None: those of 4 MB, at least 64 and at most 4,096."""
     seed: int = 0
     """Of random keys and training; 0: a store draws its keys under a secret of its own, which no sender can aim at."""
 
     def __post_init__(self) -> None:
+        check_range(self, "queue", least=1, most=1 << 20)
         check_range(self, "cpu_cap", above=0, most=1)
         check_range(self, "nice", least=0, most=19)
         check_range(self, "seed", least=0, most=(1 << 63) - 1)
@@ -103,8 +108,8 @@ class SampleOptions:
     """How they are stored; the models get float32."""
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
-    outlier: float = 100.0
-    """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
+    outlier: float = 0.0
+    """Given, so is one whose largest number is that many times the usual; 0: what is unusual is kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)
@@ -188,6 +193,7 @@ def parse_config(table: Table) -> AgentConfig:
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
+    check_names(config.sources)
     config.form.codec()  # says whether what is asked of it can be
     return config
 
@@ -206,6 +212,7 @@ def _check_device_keys(table: Table) -> None:
 def assemble(config: AgentConfig) -> Agent:
     """The agent with its store open and its state restored; a first model is installed if the file brings one."""
     shape, labels = config.samples.shape, config.samples.labels
+    _try_model(config.model, shape)
     learner = learner_of(config.model, shape, labels)
     check_model(learner, shape, labels)
     privacy = config.method.privacy if config.accounted else None
@@ -283,6 +290,8 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
         "counters": CounterBook(),
         "tombstones": ErasedIds(config.store.erasure_bytes),
         "model": ModelVersion(),
+        "ids": SampleIds({}),
+        "identity": DeviceName(),
     }
     return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
 
@@ -316,7 +325,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
 
 def _model_name(model: Table) -> str:
     """What a model is known by: its table, with its file's content where it has one."""
-    table = dict(model)
+    table = {key: value for key, value in model.items() if key not in ("sha256", "load_seconds")}
     if "path" in model:
         path = Path(str(model["path"]))
         try:
@@ -324,6 +333,23 @@ def _model_name(model: Table) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
     return json.dumps(table, sort_keys=True, default=str)[:512]
+
+
+def _try_model(model: Table, shape: tuple[int, ...]) -> None:
+    """Runs a model's file once where it can do no harm, before it is loaded here."""
+    for key in ("sha256", "load_seconds"):
+        if key in model and "path" not in model:
+            raise ConfigError(f"[model] {key} is for a model from a file: give its path, too")
+    if "path" not in model:
+        return
+    from fedkeep.agent.model_trial import LOAD_SECONDS, try_model  # a megabyte for processes
+
+    sha256, seconds = model.get("sha256"), model.get("load_seconds", LOAD_SECONDS)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", str(sha256)):
+        raise ConfigError("[model] sha256 must be 64 hex digits, as sha256sum prints them")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"[model] load_seconds must be above 0, got {seconds!r}")
+    try_model(Path(str(model["path"])), sha256, shape, float(seconds))
 
 
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:

@@ -21,6 +21,10 @@ _WHOLE_SECONDS, _LATEST_WHOLE_SECONDS = 60.0, 600.0
 
 What a crash may cost of them.
 """
+_SPENT_WHOLE_SECONDS = 3600.0
+"""The same while the budget of bytes a day is spent."""
+_FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
+"""Seconds after which a disk that took no write is tried again: twice as long each time."""
 _WHOLE_SAMPLES = 256
 """Samples kept since the last whole commit that make another one due after the shorter of these
 times.
@@ -28,11 +32,11 @@ times.
 
 
 class CommitPacer:
-    """Decides when a commit is due, and whether more may be written today.
+    """Decides when a commit is due or tried again, and whether more may be written today.
 
     A budget of bytes a day is a bucket that fills evenly and holds an hour's share, a megabyte at
-    the least. While it is in debt, commits wait as long as they may; arrivals that would add to it
-    are to be skipped. What must be written (erasures, what a server asks for, statistics) always
+    the least. While it is in debt, commits wait as long as they may, and arrivals that would add to
+    it stay in the queue. What must be written (erasures, what a server asks for, statistics) always
     is, and is paid back before samples are taken again.
 
     Parameters
@@ -77,6 +81,7 @@ class CommitPacer:
         self._left, self._counted = self._burst, written()
         self._refilled = self._committed = self._whole = clock()
         self._kept = 0
+        self._retry, self._pause = 0.0, _FIRST_RETRY
 
     def exhausted(self) -> bool:
         """Return whether as much was written as may be for now."""
@@ -102,12 +107,23 @@ class CommitPacer:
     def whole_due(self) -> bool:
         """Return whether the next commit is to write the statistics, too."""
         age = self._clock() - self._whole
+        if self.exhausted():
+            return age >= _SPENT_WHOLE_SECONDS
         least = _WHOLE_SECONDS if self._kept >= _WHOLE_SAMPLES else _LATEST_WHOLE_SECONDS
         return age >= least
 
+    def retry_due(self) -> bool:
+        """Return whether a disk that failed is to be tried again."""
+        return self._clock() >= self._retry
+
     def committed(self, kept: int, *, whole: bool) -> None:
         """Take note of a commit of so many samples."""
-        self._committed = self._clock()
+        self._committed, self._pause = self._clock(), _FIRST_RETRY
         self._kept += kept
         if whole:
             self._whole, self._kept = self._committed, 0
+
+    def failed(self) -> None:
+        """Take note of a commit that the disk did not take."""
+        self._retry = self._clock() + self._pause
+        self._pause = min(2 * self._pause, _LAST_RETRY)

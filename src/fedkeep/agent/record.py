@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
-from fedkeep.config.canonical import present_name, stored_name
+from fedkeep.config.canonical import stored_name
+from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
@@ -234,6 +235,7 @@ class ModelVersion:
         self.round, self.received = int(round_), None if np.isnan(received) else received
 
 
+_POLICY_BYTES = 16
 CHUNK = 32
 """Decisions that are written together."""
 _ROW = np.dtype(
@@ -259,6 +261,11 @@ class Verdict(IntEnum):
     """It no longer fitted the quotas, or its new score ruled it out."""
 
 
+def _logged(policy: str) -> bytes:
+    """A policy's name as rows have it: what stored data calls it, cut."""
+    return stored_name("policy", policy).encode()[:_POLICY_BYTES]
+
+
 class DecisionLog:
     """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
 
@@ -269,7 +276,7 @@ class DecisionLog:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
         self._written = self._refusals = 0
-        self.policy, self._policy = policy, stored_name("policy", policy).encode()[:16]
+        self.policy, self._policy = policy, _logged(policy)
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         self._rows[self._written % len(self._rows)] = (
@@ -306,11 +313,16 @@ class DecisionLog:
             score, floor = (None if np.isnan(value) else value for value in scores)
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
-            # Rows hold the first 16 bytes of a policy's name.
-            by = self.policy if policy == self._policy else policy.decode()
-            by = present_name("policy", by)
+            by = self._named(policy)
             reasons.append(Reason(known, name, label, score, floor, gone, model, by, wall))
         return reasons
+
+    def _named(self, logged: bytes) -> str:
+        """The present name of the policy that a row names."""
+        for policy in (self.policy, *POLICIES):
+            if logged in (_logged(policy), policy.encode()[:_POLICY_BYTES]):
+                return policy
+        return logged.decode(errors="replace")
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Cipher, Label, cipher_of
 from fedkeep.agent.durable_store import rank_columns, restore_codec
@@ -32,13 +31,16 @@ from fedkeep.agent.record import (
     newest_of,
     split_name,
 )
+from fedkeep.agent.sample_ids import SampleIds
 from fedkeep.agent.store_file import find_label, superfluous
 from fedkeep.agent.store_moves import clear_away
 from fedkeep.agent.store_moves import rekey as store_rekey
 from fedkeep.core.errors import ConfigError, optional_import
+from fedkeep.core.state import strip_prefix
 from fedkeep.core.types import AnyArray
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.files import atomic_write, temp_path
+from fedkeep.protocol.printing import printable
 
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
@@ -63,12 +65,16 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="A .npz or .parquet fil
 
 @dataclass(frozen=True)
 class Inspected:
+    """What a store's file holds."""
+
     label: Label
     wrong: list[str]
     notes: list[SampleMetadata]
     """Oldest arrival first."""
     x: AnyArray
     """Their samples, (n, ...), float32."""
+    ids: SampleIds
+    """How ids are numbered there."""
     bytes_used: int
     deflated: list[int]
     """The bytes that some of the samples would take deflated, without loss, ascending.
@@ -124,7 +130,11 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
     order = [places[id_] for id_ in ranks["ids"].tolist()]
     now = zip(order, ranks["scores"].tolist(), ranks["uses"].tolist(), strict=True)
     ranked = [notes[i]._replace(score=score, uses=uses) for i, score, uses in now]
-    return Inspected(label, wrong, ranked, x[order], used, deflated)
+    ids, known = SampleIds({}), strip_prefix("ids", state)
+    if known:
+        ids.restore(known)
+    ids.earlier |= not known  # no agent that has namespaces has opened it
+    return Inspected(label, wrong, ranked, x[order], ids, used, deflated)
 
 
 @store.command()
@@ -163,12 +173,12 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
     table = Table("id", "label", "value", "uses", "stored at", "source")
     for note in reversed(found.notes[-limit:] if limit else []):
         table.add_row(
-            escape(note.name or str(note.id)),
+            _plain(note.name or str(note.id)),
             str(note.label),
             f"{note.score:.4g}",
             str(note.uses),
             when(note.wall),
-            escape(note.source),
+            _plain(note.source),
         )
     console.print(table)
 
@@ -180,7 +190,10 @@ def export(
     key_file: KeyFile = None,
     key_env: KeyEnv = None,
     id_: Annotated[
-        list[str] | None, typer.Option("--id", help="Only the sample of this id; may be repeated.")
+        list[str] | None, typer.Option("--id", help="Only samples of this id; may be repeated.")
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Only ids of this namespace, with --id.")
     ] = None,
     label: Annotated[
         list[int] | None, typer.Option(help="Only samples of this label; may be repeated.")
@@ -205,10 +218,13 @@ def export(
     if os.path.lexists(out):
         raise ConfigError(f"{out} exists: choose another name")
     first, last = (None if time is None else time.timestamp() for time in (since, until))
+    named = _numbers(found, id_ or [], namespace)
+    if namespace is not None and not id_:
+        raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     chosen = [
         i
         for i, note in enumerate(found.notes)
-        if (not id_ or note.name in id_ or str(note.id) in id_ or note.id in _hashes(id_))
+        if (not id_ or note.id in named or (namespace is None and note.name in id_))
         and (not label or note.label in label)
         and (not source or note.source in source)
         and (first is None or note.wall >= first)
@@ -248,9 +264,15 @@ def rekey(
     typer.echo(f"{file} is now {known} and has {size} bytes; set key_file or key_env to match")
 
 
-def _hashes(ids: list[str]) -> set[int]:
-    """The numbers by which samples of these names are known that were too long to be kept."""
-    return {sample_id(name, b"") for name in ids}
+def _numbers(found: Inspected, ids: list[str], namespace: str | None) -> set[int]:
+    """The numbers by which samples of these ids are known."""
+    sources = {note.source for note in found.notes if note.source}
+    return {number for id_ in ids for number in found.ids.matches(id_, sources, namespace)}
+
+
+def _plain(text: str) -> str:
+    """Text from outside for a cell of a table: no markup, nothing that a terminal obeys."""
+    return escape(printable(text))
 
 
 def _write(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:

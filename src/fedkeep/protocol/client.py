@@ -1,10 +1,13 @@
-"""How another process on the device talks to the agent; light, since a Flower client starts anew for every message."""
+"""How another process on the device talks to the agent.
+
+Light, since a Flower client starts anew for every message.
+"""
 
 import socket
 from contextlib import AbstractContextManager
 from types import UnionType
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.protocol import messages as told
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -21,10 +24,12 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
     ...     profile = agent.profile()
     Traceback (most recent call last):
-    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock (No such file or directory): ...
+    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock ...
     """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
+        if path.startswith("unix:"):
+            raise ConfigError(f"the agent's socket is a path without a scheme, not '{path}'")
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -34,7 +39,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             self._socket.close()
             mend = "start one by `fedkeep agent run CONFIG.toml`"
             raise AgentUnreachableError(
-                f"no agent answers at {path} ({error.strerror}): {mend}"
+                f"no agent answers at {path} ({error.strerror or error}): {mend}"
             ) from error
 
     def __exit__(self, *_: object) -> None:
@@ -45,32 +50,35 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         return self.ask(told.Participate(order), told.Reported).report
 
     def evaluate(self, model: Vector) -> told.Evaluated:
-        """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""
+        """Return a model's loss and accuracy on held-out samples, or on what is stored."""
         return self.ask(told.Evaluate(model), told.Evaluated)
 
     def profile(self) -> Profile:
-        """What the device declares to the server (step 1)."""
+        """Return what the device declares to the server (step 1)."""
         return self.ask(told.AskProfile(), told.Profiled).profile
 
     def status(self) -> told.Status:
+        """Return how the agent is doing."""
         return self.ask(told.AskStatus(), told.Status)
 
     def stored(self) -> told.StoredSummary:
+        """Return what is stored, by label."""
         return self.ask(told.AskStored(), told.StoredSummary)
 
     def refused(self) -> tuple[told.RefusedRecord, ...]:
-        """The records that were refused last, oldest first."""
+        """Return the records that were refused last, oldest first."""
         return self.ask(told.AskRefused(), told.RefusedRecords).records
 
-    def why(self, id_: str) -> told.Reasons:
-        return self.ask(told.AskWhy(id_), told.Reasons)
+    def why(self, id_: str, namespace: str | None = None) -> told.Reasons:
+        """Return the decisions on samples whose id is written so, of one namespace or of all."""
+        return self.ask(told.AskWhy(id_, namespace), told.Reasons)
 
     def erase(self, request: told.Erase) -> int:
-        """How many samples were removed and overwritten."""
+        """Remove samples for good, and return how many there were."""
         return self.ask(request, told.Erased).count
 
     def ask(self, request: told.Request, expected: type[told.Answer] | UnionType) -> told.Answer:
-        """The agent's reply, which must be of that kind; its refusal is raised."""
+        """Return the agent's reply, which must be of that kind; its refusal is raised."""
         try:
             send_frame(self._socket, to_bytes(request))
             payload = receive_frame(self._socket)

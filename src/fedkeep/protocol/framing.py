@@ -1,4 +1,7 @@
-"""Length-prefixed frames on a stream socket; a frame that is too long is refused before a byte of it is read."""
+"""Length-prefixed frames on a stream socket.
+
+A frame that is too long is refused before a byte of it is read.
+"""
 
 import socket
 
@@ -9,11 +12,12 @@ MESSAGE_LIMIT = 256 << 20
 
 
 def send_frame(connection: socket.socket, payload: bytes) -> None:
+    """Send bytes with their length in front."""
     connection.sendall(len(payload).to_bytes(4) + payload)
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next frame; None once the other side has closed the connection.
+    """Return the next frame; None once the other side has closed the connection.
 
     >>> here, there = socket.socketpair()
     >>> with here, there:

@@ -69,6 +69,8 @@ class AskWhy(msgspec.Struct, frozen=True, tag=True):
     """Why a sample is stored or is not. Answered by `Reasons`."""
 
     id: str
+    namespace: str | None = None
+    """Only an id of this namespace; None: of any."""
 
 
 class Erase(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +81,8 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     source: str | None = None
     since: float | None = None
     until: float | None = None
+    namespace: str | None = None
+    """Only an `id` of this namespace; None: of any."""
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
@@ -194,6 +198,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Of the budget, for one stored sample with what is known of it."""
     gist: GistStatus | None = None
     """None of a device without a gist."""
+    waiting: str = ""
+    """Why nothing is valued at present; empty while arrivals are."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -241,6 +247,8 @@ class Reasons(msgspec.Struct, frozen=True, tag=True):
     id: int
     stored: bool
     decisions: tuple[Reason, ...]
+    ids: tuple[int, ...] = ()
+    """All numbers that ids written like this have, in every namespace that was asked for."""
 
 
 class Erased(msgspec.Struct, frozen=True, tag=True):
