@@ -180,7 +180,7 @@ def test_a_full_disk_holds_everything_back_and_loses_nothing(tmp_path: Path) -> 
     agent.intake.offer(arrival(40), wait=True)
     assert agent.step(0.0) == 0, "nothing is valued that could not be kept"
     assembly.disk.write = write  # type: ignore[method-assign]
-    agent._next_try = 0.0
+    agent._pacer._retry = 0.0
     agent.step(0.0)
     assert (fates, agent.intake.held, agent.disk_error) == (["kept"] * 8, False, "")
     feed(agent, 28, 8)

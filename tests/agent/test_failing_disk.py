@@ -30,7 +30,7 @@ def settle(assembly: AssembledAgent) -> None:
     """Goes on until the disk, which recovers, has taken everything."""
     agent = assembly.agent
     for turn in range(20):
-        agent._next_try = 0.0
+        agent._pacer._retry = 0.0
         agent.step(0.0)
         if turn == 9:
             del assembly.disk.write

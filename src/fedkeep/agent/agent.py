@@ -153,6 +153,7 @@ class Agent:
             if arrivals:
                 self.judge(arrivals)
                 self._value_alone()
+            self.counters.update(self.intake.counted())
             now = self._last_step = time.monotonic()
             full = len(self.store.staged) > self._reserve - self._batch
             if full or self._pacer.due(awaited=bool(self._awaited)):

@@ -66,7 +66,7 @@ _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
 _ARRAY_HEAD_BYTES = 48
 """What the file writes of an array beside its numbers, on average."""
-_POLICY_BYTES = 2048
+_POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
