@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fedkeep.config.aliases import current
-from fedkeep.config.components import REGIONS, find_policy
+from fedkeep.config.method_components import REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
@@ -145,7 +145,9 @@ class Method(MethodConfig):
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=self.exchange.estimator(self.estimator.name, self.estimator.max_age),
+            estimator=self.exchange.estimator(
+                self.estimator.name, self.estimator.max_age, normalise=self.estimator.normalise
+            ),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
@@ -329,7 +331,8 @@ def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any]
     own = {
         key: name
         for key in tables
-        if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))
+        if key in _OWN
+        and (":" in (name := str(table_of(table, key).get("name", ""))) or name in _OWN[key])
     }
     parts = {
         key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own

@@ -18,8 +18,10 @@ class Address:
 
     @staticmethod
     def parse(text: str) -> "Address":
-        """`host:port`, or `[address]:port` for version 6.
+        """Parse `host:port`, or `[address]:port` for IPv6.
 
+        Examples
+        --------
         >>> Address.parse("[::1]:9000")
         Address(host='::1', port=9000)
         """
@@ -34,8 +36,10 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said to this host stays on this machine.
+    """Return whether traffic to this host stays on this machine.
 
+    Examples
+    --------
     >>> hosts = ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example")
     >>> [host for host in hosts if is_loopback(host)]
     ['localhost', '127.1.2.3', '::1']
