@@ -73,6 +73,11 @@ class Agent:
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
+        self._pacer = CommitPacer(
+            config.store.commit_ms / 1000,
+            config.store.daily_writes,
+            lambda: store.file.disk.block_bytes,
+        )
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
@@ -82,6 +87,7 @@ class Agent:
             "model": self.model_date,
             "ids": self.ids,
             "identity": self.identity,
+            "pacer": self._pacer,
         }
         self._judged = 0
         """Samples whose fate is not on the disk yet."""
@@ -89,11 +95,6 @@ class Agent:
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
-        self._pacer = CommitPacer(
-            config.store.commit_ms / 1000,
-            config.store.daily_writes,
-            lambda: store.file.disk.block_bytes,
-        )
         self._spent_before = False
         self._last_step = self._last_housekeeping = time.monotonic()
 

@@ -15,6 +15,7 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.pacing import CommitPacer
 from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
@@ -300,6 +301,7 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
         "model": ModelVersion(),
         "ids": SampleIds({}),
         "identity": DeviceName(),
+        "pacer": CommitPacer(0.0, 0, int),
     }
     return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
 

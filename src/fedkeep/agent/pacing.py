@@ -6,7 +6,10 @@ Together, as late as their senders and a budget of bytes a day allow.
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from fedkeep.agent.retention import DAY
+from fedkeep.core.types import ArraySpec, State, StateSpec
 
 _UNANSWERED = 300
 """Samples whose sender awaits no answer may wait this many times longer for a commit."""
@@ -49,6 +52,8 @@ class CommitPacer:
         The bytes handed to the file so far.
     clock
         Seconds that only grow.
+    wall
+        The time of day, by which a bucket fills from one process to the next.
 
     Examples
     --------
@@ -74,9 +79,10 @@ class CommitPacer:
         daily_writes: int,
         written: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._patience, self._rate = commit_seconds, daily_writes / DAY
-        self._written, self._clock = written, clock
+        self._written, self._clock, self._wall = written, clock, wall
         self._burst = max(_LEAST_BURST, self._rate * _BURST_SECONDS)
         self._left, self._counted = self._burst, written()
         self._refilled = self._committed = self._whole = clock()
@@ -87,11 +93,32 @@ class CommitPacer:
         """Return whether as much was written as may be for now."""
         if not self._rate:
             return False
+        self._refill()
+        return self._left < 0
+
+    def state_spec(self) -> StateSpec:
+        """Describe the arrays of `snapshot`."""
+        return {"bucket": ArraySpec((2,), np.float64)}
+
+    def snapshot(self) -> State:
+        """Return what a process that comes next may write.
+
+        Its debts, or nothing: what was saved up is not passed on, since a process that is killed
+        has no time to say that it was spent.
+        """
+        self._refill()
+        return {"bucket": np.array([min(self._left, 0.0), self._wall()])}
+
+    def restore(self, state: State) -> None:
+        """Go on with the debts of an earlier process, as far as time has not paid them."""
+        left, wall = state["bucket"].tolist()
+        self._left = min(self._burst, left + max(0.0, self._wall() - wall) * self._rate)
+
+    def _refill(self) -> None:
         now, written = self._clock(), self._written()
         self._left = min(self._burst, self._left + (now - self._refilled) * self._rate)
         self._left -= written - self._counted
         self._refilled, self._counted = now, written
-        return self._left < 0
 
     def due(self, *, awaited: bool) -> bool:
         """Return whether it is time for a commit.

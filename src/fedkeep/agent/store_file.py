@@ -57,6 +57,8 @@ NAME_BYTES = 24
 """Of the names that a new store keeps."""
 LEAST_ERASED = 4096
 _ERASED_SHARE = 200
+_LOG = "log."
+"""How the names of the decision log's arrays begin."""
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
@@ -300,6 +302,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
                 found.geometry == wanted.geometry
             ) else file.disk.cut(found.geometry.size)
         if found.geometry != wanted.geometry:
+            if beyond := _decisions_beyond(blobs, layout.options):
+                file.discard(beyond)
+                blobs = [blob for blob in blobs if blob.number not in beyond]
             packed = _repacked(blobs, found, layout.form)
             if packed is not blobs or not resize(file, blobs, wanted):
                 if packed is blobs:
@@ -421,6 +426,20 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
         turns[note.label] += 1
     kept = {blob.number for blob in newest} - {number for _, number in sorted(ranked)[capacity:]}
     return {blob.number for blob in blobs} - kept
+
+
+def _decisions_beyond(blobs: list[Blob], options: StoreOptions) -> set[int]:
+    """The numbers of blobs with decisions that a shorter log has no place for.
+
+    A budget that becomes smaller has no room for them.
+    """
+    chunks = max(1, -(-options.decisions // CHUNK))
+    numbered = {
+        name.removeprefix(_LOG): blob.number
+        for name, blob in newest_of(blobs).items()
+        if isinstance(name, str) and name.startswith(_LOG)
+    }
+    return {n for index, n in numbered.items() if index.isdecimal() and int(index) >= chunks}
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
