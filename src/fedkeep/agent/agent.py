@@ -250,7 +250,7 @@ class Agent:
         return fates
 
     def _value(self, batch: Batch) -> list[str]:
-        """The fates of samples of which none is stored."""
+        """Decide on samples of which none is stored; returns their fates."""
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         self.counters["coarsened"] += self.store.codec.coarsened - coarse

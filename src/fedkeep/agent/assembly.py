@@ -90,7 +90,8 @@ class AgentOptions:
     queue: int | None = None
     """Samples that may wait to be valued; None: those of 4 MB, at least 64 and at most 4,096."""
     seed: int = 0
-    """Of random keys and training; 0: a store draws its keys under a secret of its own, which no sender can aim at."""
+    """Of random keys and training; 0: a store draws its keys under a secret of its own, which no \
+sender can aim at."""
 
     def __post_init__(self) -> None:
         check_range(self, "queue", least=1, most=1 << 20)
@@ -108,7 +109,8 @@ class SampleOptions:
     dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
     """How they are stored; the models get float32."""
     limit: float = 1e6
-    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all \
+others for ever."""
     names: tuple[str, ...] = ()
     """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 0.0
@@ -169,14 +171,15 @@ _TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
-    """The file, checked; relative paths in it are relative to the working directory."""
+    """Read and check a file; relative paths in it are relative to the working directory."""
     return parse_config(read_toml(path))
 
 
 def parse_config(table: Table) -> AgentConfig:
-    """The tables of a configuration, checked.
+    """Check the tables of a configuration.
 
-    >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
+    >>> samples = {"shape": [2], "labels": 2}
+    >>> config = parse_config({"samples": samples, "source": [{"kind": "lines"}]})
     >>> config.method.policy_name, config.store.budget, config.sources[0].name
     ('balanced-reservoir', 9000000, 'lines')
     """
@@ -219,7 +222,10 @@ def _check_device_keys(table: Table) -> None:
 
 
 def assemble(config: AgentConfig) -> Agent:
-    """The agent with its store open and its state restored; a first model is installed if the file brings one."""
+    """Make the agent, with its store open and its state restored.
+
+    A first model is installed if the file brings one.
+    """
     shape, labels = config.samples.shape, config.samples.labels
     _try_model(config.model, shape)
     learner = learner_of(config.model, shape, labels)
@@ -256,7 +262,7 @@ def assemble(config: AgentConfig) -> Agent:
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
-    """The smallest budget in bytes that holds this many samples beside all else."""
+    """Return the smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     privacy = config.method.privacy if config.accounted else None
     spec = _state_spec(config, learner, privacy)
@@ -311,7 +317,10 @@ def _state_bytes(spec: StateSpec) -> int:
 
 
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:
-    """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+    """Put the release pipeline before the agent.
+
+    A ledger that is lost is not an empty one: then nothing starts.
+    """
     # Beside the store, since neither may take the other with it.
     file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
     said = strip_prefix("gate.ledger", state)
@@ -334,7 +343,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
 
 
 def _model_name(model: Table) -> str:
-    """What a model is known by: its table, with its file's content where it has one."""
+    """Name a model by what it is known by: its table, with its file's content where it has one."""
     table = {key: value for key, value in model.items() if key not in ("sha256", "load_seconds")}
     if "path" in model:
         path = Path(str(model["path"]))
@@ -346,7 +355,7 @@ def _model_name(model: Table) -> str:
 
 
 def _try_model(model: Table, shape: tuple[int, ...]) -> None:
-    """Runs a model's file once where it can do no harm, before it is loaded here."""
+    """Run a model's file once where it can do no harm, before it is loaded here."""
     for key in ("sha256", "load_seconds"):
         if key in model and "path" not in model:
             raise ConfigError(f"[model] {key} is for a model from a file: give its path, too")
@@ -376,11 +385,13 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
             else type(error).__name__
         )
         raise ConfigError(
-            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
+            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; "
+            "set the shape it was made for"
         ) from None
     if outputs.shape != (1, labels):
         raise ConfigError(
-            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: set labels to the model's"
+            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: "
+            "set labels to the model's"
         )
 
 

@@ -195,7 +195,7 @@ class FileDisk:
         os.close(self._fd)
 
     def _open_direct(self) -> None:
-        """Finds out whether, and in which pieces, the file system writes past its cache."""
+        """Find out whether, and in which pieces, the file system writes past its cache."""
         try:
             self._direct = os.open(
                 f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
@@ -221,7 +221,7 @@ class FileDisk:
             view = view[done:]
 
     def _write_direct(self, offset: int, view: memoryview) -> bool:
-        """Writes whole sectors, those at the edges with what is in them.
+        """Write whole sectors, those at the edges with what is in them.
 
         False if that cannot be done here.
         """
@@ -267,7 +267,7 @@ class FileDisk:
         return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
 
     def _take_name_again(self) -> None:
-        """Writes a deleted file again, byte by byte; another file under its name is left alone."""
+        """Write a deleted file again, byte by byte; another file under its name is left alone."""
         if os.path.lexists(self.path):
             reason = f"{self.path} was replaced by another file: put it back, or restart the agent"
             raise OSError(errno.ESTALE, reason)
@@ -371,7 +371,7 @@ class CellFile:
             self.disk.sync()
 
     def format(self, label: Label) -> None:
-        """Makes an empty store, with both its roots: a root that is missing later was lost."""
+        """Make an empty store, with both its roots: a root that is missing later was lost."""
         self._write_root(self._live)
         self._write_root(self._live)
         self.write_label(label)
@@ -416,7 +416,7 @@ class CellFile:
         return self._assemble({index: cell for index, cell in self._scan() if self._live[index]})
 
     def _read_roots(self) -> dict[int, Root]:
-        """The roots that are whole in at least one place, by half.
+        """Read the roots that are whole in at least one place, by half.
 
         A root is torn by a crash in its first place only: the copy is written once the first is on
         the disk.
@@ -436,7 +436,7 @@ class CellFile:
         return found
 
     def _scan(self) -> Iterator[tuple[int, FileCell]]:
-        """The cells that are whole, whether they count or not."""
+        """Yield the cells that are whole, whether they count or not."""
         size = self.geometry.cell_size
         step = max(1, _STRIDE // size)
         for start in range(0, self.geometry.cells, step):
@@ -450,7 +450,7 @@ class CellFile:
                     yield start + index, cell
 
     def _assemble(self, cells: dict[int, FileCell]) -> list[Blob]:
-        """The blobs of which no part is missing or was tampered with.
+        """Put together the blobs of which no part is missing or was tampered with.
 
         They are what counts from now on.
         """
@@ -483,7 +483,7 @@ class CellFile:
         atomic: bool = True,
         below: int | None = None,
     ) -> list[int]:
-        """Adds blobs (kind, data) and removes others, all or nothing.
+        """Add blobs (kind, data) and remove others, all or nothing.
 
         Returns the new blobs' numbers.
 
@@ -530,7 +530,7 @@ class CellFile:
         self._write_root(self._live)
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
-        """The cells of new blobs, sealed, those that go far away last.
+        """Return the cells of new blobs, sealed, those that go far away last.
 
         A root is written first where one is due.
 
@@ -629,7 +629,7 @@ class CellFile:
         self._young[:] = False
 
     def _wipe_free(self) -> None:
-        """Overwrites every free cell that ever held something, then says so in a new root."""
+        """Overwrite every free cell that ever held something, then say so in a new root."""
         targets = np.flatnonzero(self._soiled & ~self._live).tolist()
         self._write_cells(targets, [b""] * len(targets))
         self._soiled[targets] = False
@@ -638,5 +638,5 @@ class CellFile:
 
 
 def _bound_to(cell: FileCell) -> bytes:
-    """What a sealed cell opens with, and no other does."""
+    """Return what a sealed cell opens with, and no other does."""
     return f"{cell.kind}/{cell.blob}/{cell.part}/{cell.parts}".encode()

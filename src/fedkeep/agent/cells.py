@@ -61,8 +61,9 @@ class Geometry:
 
     @classmethod
     def within(cls, budget: int, cell_size: int) -> "Geometry":
-        """The most cells that fit into `budget` bytes with everything else, also when counted in
-        whole pages.
+        """Return the geometry of the most cells that fit into `budget` bytes with all else.
+
+        Also when counted in whole pages.
         """
         room = budget // PAGE * PAGE - 2 * PAGE
 
@@ -78,13 +79,16 @@ class Geometry:
         return cls(size, cell_size, cells, root_size(cells))
 
     def root(self, half: int, copy: int = 0) -> int:
+        """Return where a root begins."""
         return (PAGE if copy == 0 else self.label_copy - 2 * self.root_size) + half * self.root_size
 
     def cell(self, index: int) -> int:
+        """Return where a cell begins."""
         return PAGE + 2 * self.root_size + index * self.cell_size
 
     @property
     def label_copy(self) -> int:
+        """Where the second label begins."""
         return self.size - PAGE
 
 
@@ -97,12 +101,13 @@ class Label:
     """What the owner of the file writes down about its blobs, as JSON."""
 
     def encode(self) -> bytes:
+        """Return the label as a page."""
         body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()
         return (_LABEL.pack(LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
 
 
 def decode_label(page: bytes) -> Label | None:
-    """The label, or None if the page is damaged.
+    """Return the label, or None if the page is damaged.
 
     A whole one of another format is none that could be mended.
     """
@@ -131,11 +136,13 @@ class Root:
     """Whether free cells may still hold what was erased."""
 
     def encode(self, cells: int) -> bytes:
+        """Return the root as bytes."""
         fields = (_ROOT_MAGIC, FORMAT, self.wipe, self.sequence, cells)
         return _ROOT.pack(*fields, crc32(self.bitmap, crc32(_ROOT.pack(*fields, 0)))) + self.bitmap
 
 
 def decode_root(area: bytes, cells: int) -> Root | None:
+    """Return the root, or None if it is damaged or of another geometry."""
     magic, version, wipe, sequence, count, _ = _ROOT.unpack_from(area)
     if magic != _ROOT_MAGIC or version != FORMAT or count != cells:
         return None
@@ -162,6 +169,7 @@ class FileCell(NamedTuple):
         return self.blob >> SHIFT
 
     def encode(self) -> bytes:
+        """Return the cell as bytes."""
         kind = self.kind | LIGHT * self.light
         freed = 0 if self.frees is None else self.frees + 1
         head = _CELL.pack(
@@ -171,7 +179,7 @@ class FileCell(NamedTuple):
 
 
 def decode_cell(raw: bytes) -> FileCell | None:
-    """The cell, or None if it is empty or damaged."""
+    """Return the cell, or None if it is empty or damaged."""
     magic, version, kind, part, parts, freed, blob, length = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - _HEADER or part >= parts:
         return None
@@ -195,11 +203,12 @@ class Cipher:
         """Tells keys apart without telling the key."""
 
     def seal(self, data: bytes, place: bytes) -> bytes:
+        """Return the content encrypted, to be opened at this place only."""
         nonce = os.urandom(_NONCE)
         return nonce + self._aead.encrypt(nonce, data, place)
 
     def unseal(self, sealed: bytes, place: bytes) -> bytes | None:
-        """The content, or None if it was tampered with."""
+        """Return the content, or None if it was tampered with."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -110,10 +110,12 @@ class DurableStore:
         """
 
     def configure(self, quotas: IntArray) -> list[int]:
+        """Set the slots of each region; returns the ids of what was dropped."""
         self._quotas = quotas.copy()
         return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer samples; what is kept is written by the next commit."""
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.fates == OfferResult.REFUSED
@@ -157,6 +159,7 @@ class DurableStore:
         return outcome
 
     def rescore(self, scores: Scores) -> list[int]:
+        """Rank what is stored anew; returns the ids of what was dropped."""
         return self._let_go(self._index.rescore(scores), Verdict.DROPPED)
 
     def state_spec(self) -> StateSpec:
@@ -165,11 +168,11 @@ class DurableStore:
         return {"quotas": quotas}
 
     def snapshot(self) -> State:
-        """The quotas only: samples and ranks have their own place in the file."""
+        """Take the quotas only: samples and ranks have their own place in the file."""
         return {} if self._quotas is None else {"quotas": self._quotas}
 
     def restore(self, state: State) -> None:
-        """Fills the in-memory store from the file that was loaded, under the quotas of `state`.
+        """Fill the in-memory store from the file that was loaded, under the quotas of `state`.
 
         Where there are none, or samples are newer than those that stand beside them, every sample
         has a slot and the rest are divided evenly, until the device divides them anew.
@@ -192,7 +195,7 @@ class DurableStore:
         return len(self._index)
 
     def as_stored(self, x: AnyArray) -> AnyArray:
-        """Samples as they come back from the file.
+        """Return samples as they come back from the file.
 
         What is valued and trained must be what is kept.
         """
@@ -206,13 +209,13 @@ class DurableStore:
         return settled
 
     def notes(self) -> list[SampleMetadata]:
-        """What is known of each stored sample, with its present score, oldest arrival first."""
+        """Return what is known of each stored sample, with its present score, oldest first."""
         ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self.records[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
     def write_down_since(self, arrival: int) -> int:
-        """Logs the samples that arrived then or later, whose decisions a crash took.
+        """Log the samples that arrived then or later, whose decisions a crash took.
 
         Returns how many there were.
         """
@@ -224,7 +227,7 @@ class DurableStore:
         return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
-        """Drops samples for good; the commit that follows must wipe.
+        """Drop samples for good; the commit that follows must wipe.
 
         Returns how many there were.
         """
@@ -238,7 +241,7 @@ class DurableStore:
         return len(self._let_go(gone.tolist(), verdict))
 
     def load(self, blobs: list[Blob]) -> State:
-        """Takes over what a file holds.
+        """Take over what a file holds.
 
         Returns the arrays that others committed with the samples.
         """
@@ -266,7 +269,7 @@ class DurableStore:
         }
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
-        """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
+        """Write samples, ranks and `state` in one transaction; returns once it is on the disk.
 
         Without a `state` only samples are written, each in the place of the one it replaced: no
         byte besides. Then a crash in the middle may leave some of them and not others. Raises
@@ -320,7 +323,7 @@ class DurableStore:
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
-        """These samples left for no newcomer.
+        """Let samples go that left for no newcomer.
 
         The log keeps that they did, and nothing of what they were.
         """
@@ -336,8 +339,9 @@ class DurableStore:
 
 
 def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:
-    """Gives a codec the scales that stand among the state, and returns the names of the samples'
-    sources.
+    """Give a codec the scales that stand among the state.
+
+    Returns the names of the samples' sources.
 
     Samples without their scales cannot be read by anyone; without those names, only less is known
     of them.
@@ -360,9 +364,7 @@ def _digest(data: bytes) -> bytes:
 def _rank_arrays(
     ranks: State, notes: dict[int, SampleMetadata], capacity: int, *, discounts: bool
 ) -> State:
-    """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays
-    for the file.
-    """
+    """Return, for the file, the ranks that are no longer as the samples' records have them."""
     recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
     differ = (
         (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
@@ -377,7 +379,7 @@ def _rank_arrays(
 
 
 def rank_columns(arrays: State, notes: Iterable[SampleMetadata]) -> State:
-    """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
+    """Return the ranks of these samples, by arrival: from such arrays, or else their records."""
     ranks = {
         int(row["ids"]): row
         for name, array in arrays.items()

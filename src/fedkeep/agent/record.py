@@ -1,4 +1,6 @@
-"""What the blobs of a store hold, and how it becomes bytes and comes back: samples, and named arrays of state.
+"""What the blobs of a store hold, and how it becomes bytes and comes back.
+
+Samples, and named arrays of state.
 
 Then the small state that is committed with the samples: what was counted and decided.
 """
@@ -26,7 +28,8 @@ from fedkeep.protocol.messages import Reason
 
 SAMPLE, ARRAY, PACK = 1, 2, 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
-"""Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
+"""Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time,
+number of the source."""
 META_BYTES = _NOTE.size
 _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
@@ -35,11 +38,17 @@ _SMALL = 256
 _COUNTER_BYTES = 1024
 """More than the counts by name ever take as text."""
 APART = "apart."
-"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
+"""How the names of arrays begin that are kept twice, far from each other.
+
+One of them must outlive the other.
+"""
 
 
 class SampleMetadata(NamedTuple):
-    """All that is stored of a sample besides the sample itself, and at the end what is known of it otherwise."""
+    """All that is stored of a sample besides the sample itself.
+
+    At the end stands what is known of it otherwise.
+    """
 
     id: int
     arrival: int = -1
@@ -64,8 +73,10 @@ class SampleMetadata(NamedTuple):
 def join_name(row: bytes, name: str, most: int) -> bytes:
     """Return an encoded sample with its name behind it, where names of up to `most` bytes are kept.
 
-    >>> split_name(join_name(b"row", "hall/7", 24), 24), split_name(join_name(b"row", "hall/7", 4), 4)
-    ((b'row', 'hall/7'), (b'row', ''))
+    >>> split_name(join_name(b"row", "hall/7", 24), 24)
+    (b'row', 'hall/7')
+    >>> split_name(join_name(b"row", "hall/7", 4), 4)
+    (b'row', '')
     """
     if not most:
         return row
@@ -84,7 +95,7 @@ def split_name(content: bytes, most: int) -> tuple[bytes, str]:
 
 
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
-    """A blob for a record: the note, and the sample as its codec encoded it.
+    """Return a blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
     """
@@ -94,7 +105,7 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
-    """What is known of the sample of a record; of a source whose name is lost, nothing."""
+    """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
     return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
@@ -122,10 +133,11 @@ class SampleForm:
         return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
 
     def codec(self) -> SampleCodec:
+        """Make the codec of such samples."""
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
 
     def shaped(self, x: object) -> AnyArray | None:
-        """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""
+        """Return numbers in the samples' shape and type; None if they are none, or do not fit."""
         try:
             array = np.asarray(x)
             if array.dtype.kind not in "fiu":
@@ -148,6 +160,7 @@ class SampleForm:
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
+    """Return the name and the numbers of an array."""
     (length,) = _LENGTH.unpack_from(data)
     name, kind, shape = json.loads(data[4 : 4 + length])
     dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
@@ -155,7 +168,7 @@ def decode_array(data: bytes) -> tuple[str, AnyArray]:
 
 
 def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
-    """The newest blob of each sample, by its id, and of each array, by its name."""
+    """Return the newest blob of each sample, by its id, and of each array, by its name."""
 
     def name(blob: Blob) -> int | str:
         if blob.kind == SAMPLE:
@@ -166,7 +179,7 @@ def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
 
 
 def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
-    """The blobs of arrays of numbers or of fixed-width text, by name; those that are small are one."""
+    """Return arrays of numbers or of fixed-width text as blobs, by name; small ones share one."""
     encoded: dict[str, bytes] = {}
     for name, array in state.items():
         if array.dtype.hasobject:
@@ -188,7 +201,7 @@ def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
 
 
 def decode_arrays(newest: dict[int | str, Blob]) -> State:
-    """The arrays among a file's blobs, as `newest_of` gives them."""
+    """Return the arrays among a file's blobs, as `newest_of` gives them."""
     arrays = {name: blob.data for name, blob in newest.items() if isinstance(name, str)}
     pack, start, encoded = arrays.pop(_PACK_NAME, b""), 0, []
     while start < len(pack):
@@ -202,6 +215,7 @@ class CounterBook(Counter[str]):
     """Counts by name since the store was made."""
 
     def counts(self) -> dict[str, int]:
+        """Return what is not zero, by name."""
         return {name: count for name, count in sorted(self.items()) if count}
 
     def state_spec(self) -> StateSpec:
@@ -209,9 +223,11 @@ class CounterBook(Counter[str]):
         return {"json": ArraySpec((_COUNTER_BYTES,), np.uint8, bounded=True)}
 
     def snapshot(self) -> State:
+        """Take the counts as text."""
         return {"json": np.frombuffer(json.dumps(self.counts()).encode(), dtype=np.uint8)}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.clear()
         self.update(json.loads(state["json"].tobytes()))
 
@@ -228,9 +244,11 @@ class ModelVersion:
         return {"date": ArraySpec((2,), np.float64)}
 
     def snapshot(self) -> State:
+        """Take round and time."""
         return {"date": np.array([self.round, self.received], dtype=np.float64)}  # None becomes NaN
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         round_, received = state["date"].tolist()
         self.round, self.received = int(round_), None if np.isnan(received) else received
 
@@ -240,8 +258,9 @@ CHUNK = 32
 """Decisions that are written together."""
 _ROW = np.dtype(
     [
-        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"), ("score", "<f8"), ("floor", "<f8"),
-        ("displaced", "<i8"), ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
+        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"),
+        ("score", "<f8"), ("floor", "<f8"), ("displaced", "<i8"),
+        ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
     ]
 )  # fmt: skip
 ROW_BYTES = _ROW.itemsize
@@ -262,14 +281,15 @@ class Verdict(IntEnum):
 
 
 def _logged(policy: str) -> bytes:
-    """A policy's name as rows have it: what stored data calls it, cut."""
+    """Return a policy's name as rows have it: what stored data calls it, cut."""
     return stored_name("policy", policy).encode()[:_POLICY_BYTES]
 
 
 class DecisionLog:
-    """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
+    """The latest `length` decisions that changed the store, and as many refusals.
 
-    Refusals are most of a stream; writing each to flash would cost more than the samples themselves.
+    Refusals are kept in memory: they are most of a stream, and writing each to flash would cost
+    more than the samples themselves.
     """
 
     def __init__(self, length: int, policy: str) -> None:
@@ -279,15 +299,17 @@ class DecisionLog:
         self.policy, self._policy = policy, _logged(policy)
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
+        """Log a decision that changed the store."""
         self._rows[self._written % len(self._rows)] = (
-            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
-            note.wall, self._policy,
+            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
+            note.model_version, note.wall, self._policy,
         )  # fmt: skip
         self._written += 1
 
     def add_refusals(
         self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
     ) -> None:
+        """Log the refusals among the outcomes of a batch."""
         refused = np.flatnonzero(outcome.fates == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
         columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.floors)
@@ -303,7 +325,10 @@ class DecisionLog:
         self._refusals += len(rows)
 
     def about(self, id_: int) -> list[Reason]:
-        """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
+        """Return all decisions on one sample that are still logged, oldest first.
+
+        The one that displaced it is included.
+        """
         rows = np.concatenate([self._refused, self._rows])
         # A row without a policy was never written.
         found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
@@ -318,7 +343,7 @@ class DecisionLog:
         return reasons
 
     def _named(self, logged: bytes) -> str:
-        """The present name of the policy that a row names."""
+        """Return the present name of the policy that a row names."""
         for policy in (self.policy, *POLICIES):
             if logged in (_logged(policy), policy.encode()[:_POLICY_BYTES]):
                 return policy
@@ -338,6 +363,7 @@ class DecisionLog:
         return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:
+        """Take over the chunks that are as long as one's own."""
         for name, own in self.snapshot().items():
             chunk = state.get(name)
             if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:

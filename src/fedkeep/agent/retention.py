@@ -151,8 +151,9 @@ class AgeClock:
         }
 
     def restore(self, state: State) -> None:
-        """Go on from where an earlier process stopped, with the time in between as far as it is
-        sure.
+        """Go on from where an earlier process stopped.
+
+        The time in between counts as far as it is sure.
         """
         age, wall, boot, *rest = state["seconds"].tolist()
         self._steps = np.array(state.get("steps", np.zeros((0, 3))), dtype=np.float64)
@@ -169,7 +170,7 @@ class AgeClock:
 
 
 def _at_most(steps: FloatArray, count: int) -> FloatArray:
-    """The same corrections with the two oldest made one while there are too many."""
+    """Return the same corrections with the two oldest made one while there are too many."""
     while len(steps) > count:
         joined = [[steps[0, 0], steps[1, 1], steps[:2, 2].max()]]
         steps = np.vstack([joined, steps[2:]])

@@ -163,7 +163,9 @@ class SampleIds:
 
 
 def written_id(given: Any) -> str:
-    """Return an id as people write it, and `SampleIds.matches` reads it; empty where it has no text.
+    """Return an id as people write it and `SampleIds.matches` reads it.
+
+    Empty where it has no text.
 
     >>> written_id(7), written_id("007"), written_id(b"a/7"), written_id(None)
     ('7', '007', 'a/7', '')

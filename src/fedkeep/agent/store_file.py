@@ -80,15 +80,10 @@ class StoreOptions:
     commit_ms: int = 100
     """Samples are committed together at most this often, to spare the flash."""
     log_length: int | None = None
-    """How many decisions are remembered for `fedkeep agent why`; None.
-
-    As many as fit a twentieth of the budget.
-    """
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth \
+of the budget."""
     key_file: str | None = None
-    """A file with the key of 64 hex digits under which samples are encrypted; None.
-
-    Not encrypted.
-    """
+    """A file with the key of 64 hex digits under which samples are encrypted; None: they are not."""
     key_env: str | None = None
     """An environment variable with that key, instead of a file."""
     encoding: EncodingName | None = None
@@ -116,10 +111,8 @@ until it fits; `fedkeep agent store check` says what would do. None: not deflate
     None: 24, or as the store was made.
     """
     daily_writes: int = 0
-    """Bytes a day that may be handed to the file, on average; arrivals beyond are skipped.
-
-    0: no limit.
-    """
+    """Bytes a day that may be handed to the file, on average; while they are spent, arrivals wait \
+or are skipped as their source's `overload` says. 0: no limit."""
 
     def __post_init__(self) -> None:
         check_range(
@@ -142,6 +135,7 @@ until it fits; `fedkeep agent store check` says what would do. None: not deflate
 
     @property
     def decisions(self) -> int:
+        """How many decisions are remembered."""
         return (
             min(2048, self.budget // (20 * ROW_BYTES))
             if self.log_length is None
@@ -166,6 +160,8 @@ until it fits; `fedkeep agent store check` says what would do. None: not deflate
 
 @dataclass(frozen=True)
 class StoreLayout:
+    """How a budget is divided."""
+
     options: StoreOptions
     form: SampleForm
     geometry: Geometry
@@ -177,7 +173,9 @@ class StoreLayout:
 
 
 def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
-    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+    """Plan the most samples for a budget.
+
+    There is room for a second copy of whatever one commit can change.
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
@@ -191,7 +189,7 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
 
 
 def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
-    """The smallest budget, in whole pages, that holds this many samples."""
+    """Return the smallest budget, in whole pages, that holds this many samples."""
     pages = range(
         9, (8 * state_bytes + 64 * (form.content_bytes + 512) * (samples + 64)) // PAGE + 1024
     )
@@ -228,6 +226,8 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
 
 @dataclass(frozen=True)
 class Opened:
+    """A store's file as it was found or made."""
+
     file: CellFile
     blobs: list[Blob]
     before: dict[str, Any]
@@ -236,7 +236,7 @@ class Opened:
 
 
 def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
-    """The file, made or found, and what is in it.
+    """Open the file, made or found, and what is in it.
 
     `model` tells models apart whose vectors mean different things.
 
@@ -327,7 +327,7 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
 def find_label(
     path: Path, cipher: Cipher | None, likely: Geometry | None = None
 ) -> tuple[Label, bool]:
-    """The label at either end of the file, and whether it stands at both.
+    """Return the label at either end of the file, and whether it stands at both.
 
     The key must be the one it names.
 
@@ -412,7 +412,9 @@ def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int)
 
 
 def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
-    """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
+    """Return the numbers of blobs that go.
+
+    Earlier records of the same, then samples beyond the capacity.
 
     Labels take turns, each with its highest scores first, so that none is lost to another's larger
     values.
@@ -429,7 +431,7 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
 
 
 def _decisions_beyond(blobs: list[Blob], options: StoreOptions) -> set[int]:
-    """The numbers of blobs with decisions that a shorter log has no place for.
+    """Return the numbers of blobs with decisions that a shorter log has no place for.
 
     A budget that becomes smaller has no room for them.
     """
@@ -443,7 +445,7 @@ def _decisions_beyond(blobs: list[Blob], options: StoreOptions) -> set[int]:
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
-    """The blobs with their samples deflated, and their names kept, as they are from now on."""
+    """Return the blobs with samples deflated and names kept as they are from now on."""
     before = replace(
         form,
         deflate_to=found.form.get("deflate_to", form.deflate_to),
@@ -466,7 +468,7 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
 
 
 def copies_of(path: Path) -> dict[int, Path]:
-    """The copies set aside so far, by their numbers."""
+    """Return the copies set aside so far, by their numbers."""
     found = {
         file.name.rpartition("-")[2]: file for file in path.parent.glob(f"{path.name}.damaged-*")
     }
@@ -474,8 +476,9 @@ def copies_of(path: Path) -> dict[int, Path]:
 
 
 def set_aside(path: Path, allowed: int) -> None:
-    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed`
-    bytes.
+    """Keep a copy of a damaged file for whoever wants to look.
+
+    All copies stay within `allowed` bytes.
     """
     import shutil  # a megabyte that most agents never need
 
@@ -526,7 +529,7 @@ def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) 
 
 
 def _peek(path: Path) -> Label | None:
-    """The label at the head of a file, if there is one."""
+    """Return the label at the head of a file, if there is one."""
     try:
         with closing(FileDisk(path)) as disk:
             return decode_label(disk.read(0, PAGE))

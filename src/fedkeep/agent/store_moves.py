@@ -1,5 +1,6 @@
-"""How a store becomes a file of another size, form or key, and how nothing of the file before it
-stays behind.
+"""How a store becomes a file of another size, form or key.
+
+Nothing of the file before it stays behind.
 
 Another size is taken on in place where cells and roots keep theirs: the file is never longer than
 the larger of both budgets. Everything else is written to a second file beside the first, so that
@@ -126,9 +127,7 @@ def rekey(path: Path, label: Label, cipher: Cipher | None, new: Cipher | None) -
 
 
 def clear_away(path: Path) -> None:
-    """Overwrite and remove what a process left that was killed while it made a file or replaced
-    one.
-    """
+    """Overwrite and remove what a process left that was killed while it made or replaced a file."""
     for left in (temp_path(path), _old_path(path)):
         if not os.path.lexists(left) or not stat.S_ISREG(left.lstat().st_mode):
             continue
@@ -142,7 +141,7 @@ def clear_away(path: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Overwrites a file and removes it."""
+    """Overwrite a file and removes it."""
     if not os.path.lexists(path):
         return
     with suppress(OSError), closing(FileDisk(path, 0)) as disk:
@@ -155,7 +154,7 @@ def _old_path(path: Path) -> Path:
 
 
 def _second_name(path: Path) -> Path | None:
-    """A name under which a replaced file is found again after a crash.
+    """Give a name under which a replaced file is found again after a crash.
 
     None where a file can have only one.
     """
@@ -169,7 +168,7 @@ def _second_name(path: Path) -> Path | None:
 
 
 def _parts(blobs: list[Blob], room: int) -> list[list[Blob]]:
-    """Blobs in groups of few cells each."""
+    """Return blobs in groups of few cells each."""
     parts: list[list[Blob]] = []
     cells = _CELLS_AT_ONCE
     for blob in blobs:
