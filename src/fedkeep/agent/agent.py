@@ -148,7 +148,9 @@ class Agent:
             self._try_disk(timeout)
             return 0
         arrivals: list[Arrival] = []
-        if self._pauses():
+        with self.lock:
+            pauses = self._pauses()
+        if pauses:
             self.intake.wait_stopped(min(timeout, _PAUSE_SECONDS))
         else:
             arrivals = self.intake.take(self._batch, timeout, min(timeout, _LINGER_SECONDS))

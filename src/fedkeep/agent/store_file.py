@@ -83,7 +83,7 @@ class StoreOptions:
     """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth \
 of the budget."""
     key_file: str | None = None
-    """A file with the key of 64 hex digits under which samples are encrypted; None: they are not."""
+    """A file with the key of 64 hex digits under which samples are encrypted; None: plain."""
     key_env: str | None = None
     """An environment variable with that key, instead of a file."""
     encoding: EncodingName | None = None
