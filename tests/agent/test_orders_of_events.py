@@ -15,6 +15,7 @@ from fedkeep.core.errors import RejectedError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.messages import Erase
+from tests.agent.builders import feed, make_agent
 from tests.agent.test_agent_process import running, start, wait_until_ready, write_config
 from tests.agent.test_agent_promises import eventually, full_disk, held, save
 from tests.agent.test_sources import _connect
@@ -248,3 +249,16 @@ def test_debts_outlive_a_process_and_savings_do_not() -> None:
     assert not heir.exhausted()
     written[0] += 1
     assert heir.exhausted()
+
+
+@pytest.mark.parametrize("name_bytes", [0, 24])
+def test_a_damaged_store_that_lost_its_namespace_is_not_taken_for_an_older_one(
+    tmp_path: Path, name_bytes: int
+) -> None:
+    agent, disk = make_agent(tmp_path, store={"name_bytes": name_bytes})
+    feed(agent, 0, 20)
+    state = agent.store.load(agent.store.file.reload())
+    left = {name: array for name, array in state.items() if not name.startswith("ids.")}
+    agent.restore(left, damaged=True)
+    assert agent.ids.earlier is (name_bytes == 0)
+    disk.close()

@@ -129,7 +129,9 @@ class Agent:
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
-        self.ids.earlier |= bool(self.store.records or found) and not strip_prefix("ids", state)
+        if not strip_prefix("ids", state) and not (damaged and self.store.name_bytes):
+            # Only a version before leaves none; a store with names is none of that version's.
+            self.ids.earlier |= bool(self.store.records or found)
         self.store.model_version = self.model_date.round
         self._alone_from = max(
             _ALONE_ARRIVALS,

@@ -80,7 +80,7 @@ class DurableStore:
         """What the samples of that batch were called, by their ids, where the id is not the name
         itself.
         """
-        self._name_bytes = form.name_bytes
+        self.name_bytes = form.name_bytes
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -137,7 +137,7 @@ class DurableStore:
                     self.source,
                     int(regions[i]),
                     0,
-                    self.names.get(known[0], "") if self._name_bytes else "",
+                    self.names.get(known[0], "") if self.name_bytes else "",
                 ]
             )
             fate = outcome.fates[i]
@@ -148,7 +148,7 @@ class DurableStore:
                     self._settled.get(batch.x[i].tobytes())
                     or self.codec.encode(batch.x[i : i + 1])[0]
                 )
-                content = join_name(row, note.name, self._name_bytes)
+                content = join_name(row, note.name, self.name_bytes)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 sources = [*self._sources, self.source]
                 if (
@@ -258,7 +258,7 @@ class DurableStore:
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
-            row, name = split_name(blob.data[META_BYTES:], self._name_bytes)
+            row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
             self.records[note.id] = note._replace(
                 region=note.label if self._index.regions > 1 else 0, name=name
             )
