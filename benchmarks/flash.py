@@ -130,7 +130,8 @@ def run_case(folder: Path, case: Case, *, quick: bool) -> dict[str, float]:
                 },
             }
         )
-        agent = assemble(replace(config, policy=Whatever()))
+        method = replace(config.method, policy=Whatever())
+        agent = assemble(replace(config, method=method))
         agent.device.set_model(agent.device.learner.initial(0))
         rng, number, latest = np.random.default_rng(0), 0, [0.0]
 

@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
     def revalue(self, share: float) -> None:
         held = self.run.store.stored().batch.ids
         scores = np.random.default_rng(self.next).random(len(held))
-        self.run.store.revalue(np.where(scores < share / 4, -np.inf, scores))
+        self.run.store.rescore(np.where(scores < share / 4, -np.inf, scores))
         self.present = self._held()
 
     @rule(whole=st.booleans())

@@ -44,9 +44,9 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 @dataclass
 class RecordsSource(Source):
-    """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y".
+    """Records on a TCP or Unix socket.
 
-    3, "id": ...}`.
+    Each is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`.
     """
 
     address: str = "tcp://127.0.0.1:9107"
