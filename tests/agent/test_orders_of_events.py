@@ -216,7 +216,7 @@ def test_a_folder_waits_while_the_days_writes_are_spent(tmp_path: Path, end: Any
     with running(tmp_path, "agent.toml"), client(tmp_path) as agent:
         gone = [f"{1000 * n}" for n in range(12) if not (folder / f"{n:02}.npz").exists()]
         assert all(agent.why(name).decisions or agent.why(name).stored for name in gone[-1:])
-        assert agent.status().waiting, "a restart does not fill the bucket"
+        assert eventually(lambda: agent.status().waiting), "a restart does not fill the bucket"
         assert sorted(folder.glob("*.npz")) == left
     config.write_text(text.replace("budget = 200_000", "budget = 4_000_000"))
     with running(tmp_path, "agent.toml"), client(tmp_path) as agent:

@@ -129,13 +129,10 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
         with agent.lock:
             return agent.commit()
 
-    frugality, voice, ended = (
-        CpuThrottle(agent.config.agent.cpu_cap),
-        ProgressLogger(agent),
-        watch(agent.alive),
-    )
+    frugality, voice = CpuThrottle(agent.config.agent.cpu_cap), ProgressLogger(agent)
     frugality.give_back()
     notify("READY=1")
+    ended = watch(agent.alive)
     while not stop.is_set():
         reads = any(reading.is_alive() for reading in readings) or agent.disk_error
         done = until_sources_end and not reads
