@@ -95,7 +95,10 @@ class InMemory:
         self.device.restore(state)
 
     def offer(self, batch: Batch) -> None:
-        self.device.observe(batch, 0.0)
+        # To an agent, a sample that is stored and comes again changes nothing.
+        first = np.isin(np.arange(len(batch)), np.unique(batch.ids, return_index=True)[1])
+        new = first & ~np.isin(batch.ids, self.device.store.stored().batch.ids)
+        self.device.observe(batch.take(new), 0.0)
 
     def participate(self, asked: TrainOrder) -> Report:
         participation = Participation(self.device, asked)
