@@ -1,6 +1,6 @@
 """The device agent against its targets: speed, the price of a value, memory, and wear of the flash.
 
-    python benchmarks/agent.py [--quick] [--json FILE]
+    python benchmarks/agent.py [--quick] [--json FILE] [--flash]
 
 Needs torch, onnx and onnxscript to export the traffic model once. What is measured runs in
 processes without torch.
@@ -19,6 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import flash
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.cellfile import FileDisk
 
@@ -40,11 +43,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--flash", action="store_true", help="only what a sample costs the flash")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part is not None:
         print(json.dumps(PARTS[options.part](options.folder, quick=options.quick)))
+        return
+    if options.flash:
+        worn = flash.measure(quick=options.quick)
+        if options.json is not None:
+            options.json.write_text(json.dumps(worn, indent=2) + "\n")
         return
     figures = measure(quick=options.quick)
     for name, (sign, target) in TARGETS.items():
@@ -277,16 +286,21 @@ def _accepted(agent: Agent, before: dict[str, int]) -> int:
 
 
 def _watch_syncs(disk: FileDisk) -> list[float]:
-    """The seconds spent in each sync from now on."""
+    """The seconds spent waiting in each sync, and in each write past the page cache, from now on."""
     waited: list[float] = []
-    sync = disk.sync
+    sync, write = disk.sync, disk.write
 
-    def timed() -> None:
+    def timed_sync() -> None:
         start, cpu = time.perf_counter(), time.process_time()
         sync()
         waited.append(max(0.0, time.perf_counter() - start - (time.process_time() - cpu)))
 
-    disk.sync = timed  # type: ignore[method-assign]
+    def timed_write(offset: int, data: bytes) -> None:
+        start, cpu = time.perf_counter(), time.process_time()
+        write(offset, data)
+        waited.append(max(0.0, time.perf_counter() - start - (time.process_time() - cpu)))
+
+    disk.sync, disk.write = timed_sync, timed_write  # type: ignore[method-assign]
     return waited
 
 

@@ -36,10 +36,11 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     [('note.txt', 'whole')]
     """
     new = temp_path(path)
+    access = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    if new.is_symlink():  # where it leads is nobody's business here
+        new.unlink()
     try:
-        with os.fdopen(
-            os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb"
-        ) as file:
+        with os.fdopen(os.open(new, access, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

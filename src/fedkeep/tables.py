@@ -14,6 +14,8 @@ from fedkeep.core.registry import did_you_mean
 
 Options = TypeVar("Options")
 Table = dict[str, Any]
+_DEEPEST = 32
+"""Levels of tables and lists in a file."""
 
 
 def build(options: type[Options], table: Table, where: str) -> Options:
@@ -48,13 +50,29 @@ def build(options: type[Options], table: Table, where: str) -> Options:
 def read_toml(path: Path) -> Table:
     """Read the tables of a TOML file; a ConfigError says why that cannot be done."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"there is no file {path}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} nests deeper than any configuration does") from None
+    if _is_too_deep(table):
+        raise ConfigError(f"{path} nests deeper than any configuration does")
+    return table
+
+
+def _is_too_deep(table: Table) -> bool:
+    """Whether tables and lists nest so deep that reading them could exhaust the stack."""
+    level: list[Any] = [table]
+    for _ in range(_DEEPEST):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def put(table: Table, key: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Conformance checks for user-defined policies and learners.
+"""Conformance checks for user-defined policies, learners and sources.
 
 `fedkeep check module:Class` runs the first. A report names each check that ran, and each that could
 not show anything, with the reason.
@@ -12,13 +12,18 @@ not show anything, with the reason.
 """
 
 import copy
+import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.agent.record import SampleForm
 from fedkeep.core.device import Device
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import ScoringContext, SelectionPolicy
@@ -35,7 +40,7 @@ _LEARNER = DenseLearner((_FEATURES, _LABELS))
 
 
 class ConformanceError(AssertionError):
-    """A rule that a policy or learner breaks.
+    """A rule that a policy, a learner or a source breaks.
 
     Parameters
     ----------
@@ -275,6 +280,199 @@ def _samples(n: int) -> Batch:
     ids = np.random.default_rng(n).integers(0, max(1, 3 * n // 4), n)
     features = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
     return Batch(features[ids], ids % _LABELS, ids)
+
+
+class SourceHarness(Protocol):
+    """What `check_source` needs to know of a source: how to make it, and what stands before it."""
+
+    features: int
+    """How many numbers a sample has."""
+
+    def make(self) -> Source:
+        """Return the source as configured; each life of the agent makes it anew."""
+
+    def send(self, samples: Sequence[tuple[list[float], int, str]]) -> None:
+        """Put records (x, y, id) on the stream, as its sender does; may be called in any thread."""
+
+    def send_garbage(self) -> None:
+        """Put something on the stream that is no record."""
+
+    def outstanding(self) -> int | None:
+        """Return how many records the stream still holds.
+
+        Those are the ones that were sent, and neither deleted nor acknowledged.
+
+        None for a stream without a way back, such as a pipe.
+        """
+
+
+def check_source(harness: SourceHarness, patience: float = 20.0) -> list[str]:
+    """Check that a source keeps the agent's rule: a record leaves it only with its fate.
+
+    Parameters
+    ----------
+    harness
+        The source and its stream, which must be empty.
+    patience
+        Seconds that the source may take for anything.
+
+    Returns
+    -------
+    list of str
+        The laws that were checked.
+
+    Raises
+    ------
+    ConformanceError
+        If the source breaks one.
+    """
+    answers, first = harness.outstanding() is not None, _records(harness, 0, 20)
+    # 1. Records come as they were sent, each once; those without a fate stay where they are.
+    with _reading(harness, patience) as reader:
+        harness.send(first)
+        arrived = reader.take(len(first))
+        _require(
+            Counter(str(one.id) for one in arrived) == Counter(id_ for _, _, id_ in first),
+            "each record arrives once, under its id as it came",
+        )
+        sent = {id_: (x, y) for x, y, id_ in first}
+        for one in arrived:
+            x, y = sent[str(one.id)]
+            exact = (
+                one.x is not None and np.array_equal(one.x, np.array(x, np.float32)) and one.y == y
+            )
+            _require(exact, "numbers and labels arrive as they were sent")
+            _require(one.source == reader.source.name, "arrivals carry the source's name")
+        if answers:
+            _require(
+                all(one.acknowledge is not None for one in arrived),
+                "records that can be sent again come with a function that acknowledges them",
+            )
+            _require(
+                not reader.waits_for(lambda: (harness.outstanding() or 0) < len(first), 0.5),
+                "a record without a fate is neither deleted nor acknowledged",
+            )
+        _require(not reader.take(1, 0.5), "a record that waits for its fate is not read again")
+    _require(reader.ended, "run returns once the intake is stopped")
+    # 2. What had no fate comes again in the next life; what had one leaves the stream.
+    if answers:
+        with _reading(harness, patience) as reader:
+            again = reader.take(len(first))
+            _require(
+                {str(one.id) for one in again} == sent.keys(),
+                "records without a fate come again to the agent that comes next",
+            )
+            for one in again:
+                one.answer("kept")
+            _require(
+                reader.waits_for(lambda: harness.outstanding() == 0),
+                "a record with a fate leaves the stream",
+            )
+    # 3. While the disk takes nothing, everybody waits: nothing is lost or skipped.
+    many = _records(harness, 100, 40)
+    with _reading(harness, patience, limit=4) as reader:
+        reader.intake.hold(held=True)
+        sending = threading.Thread(target=harness.send, args=(many,), daemon=True)
+        sending.start()
+        reader.waits_for(lambda: len(reader.intake) == 4)
+        _require(len(reader.intake) <= 4, "the queue stays within its limit")
+        arrived = reader.take(len(many), each=lambda one: one.answer("kept"))
+        _require(
+            Counter(str(one.id) for one in arrived) == Counter(id_ for _, _, id_ in many),
+            "while the agent's disk takes nothing, every record waits",
+        )
+        sending.join(patience)
+        harness.send_garbage()
+        _require(
+            reader.waits_for(lambda: reader.refused > 0), "what is no record is refused and counted"
+        )
+        _require(
+            not reader.counts["skipped.sample"], "while the disk takes nothing, none is skipped"
+        )
+        if answers:
+            _require(
+                reader.waits_for(lambda: harness.outstanding() == 0),
+                "a record with a fate leaves the stream",
+            )
+    _require(reader.ended, "run returns once the intake is stopped")
+    laws = ["arrival", "refusal", "waiting", "stopping"]
+    return [*laws, "fate", "redelivery"] if answers else laws
+
+
+def _require(holds: bool, law: str) -> None:
+    if not holds:
+        raise ConformanceError("source", law)
+
+
+class _Reader:
+    """A source that runs in a thread, and what it has handed over."""
+
+    def __init__(self, source: Source, intake: IngestQueue, patience: float) -> None:
+        self.source, self.intake, self._patience = source, intake, patience
+        self.ended = False
+        self.counts: Counter[str] = Counter()
+        self.errors: list[BaseException] = []
+
+    def run(self) -> None:
+        try:
+            self.source.run(self.intake)
+        except Exception as error:  # noqa: BLE001 - it is what is looked for
+            self.errors.append(error)
+
+    @property
+    def refused(self) -> int:
+        self.counts.update(self.intake.counted())
+        return sum(n for name, n in self.counts.items() if name.startswith("refused."))
+
+    def take(
+        self, count: int, patience: float | None = None, each: Any = lambda _: None
+    ) -> list[Arrival]:
+        """At most `count` arrivals, and those that follow at once."""
+        taken: list[Arrival] = []
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        while time.monotonic() < deadline and not self.errors:
+            for one in self.intake.take(1024, 0.05, 0.0):
+                taken.append(one)
+                each(one)
+                if len(taken) == count:
+                    # Whatever should not come has a moment to come.
+                    deadline = min(deadline, time.monotonic() + 0.3)
+        _require(not self.errors, f"run goes on whatever the stream brings ({self.errors})")
+        self.counts.update(self.intake.counted())
+        return taken
+
+    def waits_for(self, condition: Any, patience: float | None = None) -> bool:
+        """Whether something comes to be true."""
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
+        while not condition():
+            _require(not self.errors, f"run goes on whatever the stream brings ({self.errors})")
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+@contextmanager
+def _reading(harness: SourceHarness, patience: float, limit: int = 1024) -> Iterator[_Reader]:
+    """One life of an agent that reads the source."""
+    intake = IngestQueue(limit, SampleForm(np.dtype(np.float32), (harness.features,)))
+    source = harness.make()
+    source.open()
+    reader = _Reader(source, intake, patience)
+    thread = threading.Thread(target=reader.run, daemon=True)
+    thread.start()
+    try:
+        yield reader
+    finally:
+        intake.stop()
+        thread.join(patience)
+        reader.ended = not thread.is_alive()
+        source.close()
+
+
+def _records(harness: SourceHarness, first: int, count: int) -> list[tuple[list[float], int, str]]:
+    rows = np.random.default_rng(first).standard_normal((count, harness.features)).round(3)
+    return [(rows[i].tolist(), i % 3, f"record-{first + i}") for i in range(count)]
 
 
 def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> CheckReport:

@@ -12,7 +12,7 @@ from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 from tests.agent.builders import assembled
 
 CASES = [
-    ((4,), 2, 80_000, {}),
+    ((4,), 2, 100_000, {}),
     ((60,), 10, 150_000, {"log_length": 0}),
     ((900,), 5, 700_000, {}),
     ((3, 64), 20, 900_000, {"log_length": 2000}),

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import parse_config
-from fedkeep.agent.record import DAY
+from fedkeep.agent.retention import DAY
 from fedkeep.agent.service import Service, summarise
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.types import Assignment, TrainOrder
@@ -152,7 +152,7 @@ def test_samples_past_their_time_are_removed_and_overwritten(tmp_path: Path) -> 
     assembly.disk.close()
 
 
-def test_a_full_disk_drops_and_counts_then_recovers(tmp_path: Path) -> None:
+def test_a_full_disk_holds_everything_back_and_loses_nothing(tmp_path: Path) -> None:
     assembly = make_agent(tmp_path)
     agent = assembly.agent
     feed(agent, 0, 20)
@@ -169,17 +169,23 @@ def test_a_full_disk_drops_and_counts_then_recovers(tmp_path: Path) -> None:
         agent.intake.offer(one, wait=True)
     agent.step(0.0)
     assert not agent.commit()
-    assert fates == ["dropped.disk"] * 8
-    assert held(agent) == before
-    with pytest.raises(RejectedError, match="cannot be written"):
-        agent.participate(order(assembly))
-    assert held(agent) == before
-    with pytest.raises(RejectedError, match="nothing was erased"):
-        agent.erase([1])
+    assert fates == []
+    judged = held(agent)
+    assert judged != before
+    for refused in (lambda: agent.participate(order(assembly)), lambda: agent.erase([1])):
+        with pytest.raises(RejectedError, match="the store cannot be written; nothing was"):
+            refused()
+    assert held(agent) == judged
+    assert agent.intake.held
+    agent.intake.offer(arrival(40), wait=True)
+    assert agent.step(0.0) == 0, "nothing is valued that could not be kept"
     assembly.disk.write = write  # type: ignore[method-assign]
+    agent._pacer._retry = 0.0
+    agent.step(0.0)
+    assert (fates, agent.intake.held, agent.disk_error) == (["kept"] * 8, False, "")
     feed(agent, 28, 8)
     assert set(range(28, 36)) <= set(held(agent)["ids"])
-    assert agent.counters.counts()["dropped.disk"] == 8
+    assert not any(name.startswith("dropped") for name in agent.counters.counts())
     after = held(agent)
     assembly.disk.close()
     again = make_agent(tmp_path)
@@ -307,7 +313,7 @@ def test_erasing_by_id_label_source_and_time(
         (line,) = client.why("3").decisions
         assert (line.verdict, line.label, line.score) == ("erased", -1, None)
     fates: list[str] = []
-    back = arrival(3)
+    back = arrival(3, source="one")
     back.acknowledge = fates.append
     agent.intake.offer(back, wait=True)
     agent.step(0.0)

@@ -23,7 +23,7 @@ SECURE = {"secure_aggregation": True}
 
 def streaming(folder: Path, seed: int, **privacy: object) -> AssembledAgent:
     folder.mkdir(exist_ok=True)
-    assembly = make_agent(folder, privacy={**SECURE, **privacy})
+    assembly = make_agent(folder, agent={"seed": 1}, privacy={**SECURE, **privacy})
     feed(assembly.agent, 100 * seed, 20)
     return assembly
 

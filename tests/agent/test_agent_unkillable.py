@@ -175,7 +175,7 @@ def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
         deadline = time.monotonic() + 20
         while list(inbox.glob("*.npz")) and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert sorted(file.name for file in (inbox / "refused").iterdir()) == [
+    assert sorted(file.name for file in (inbox / "refused").glob("*.npz")) == [
         "a.npz",
         "b.npz",
         "c.npz",

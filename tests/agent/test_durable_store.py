@@ -1,4 +1,6 @@
-"""The store on disk: the same decisions as in memory, still there after a restart, gone when they should be."""
+"""The store on disk: the same decisions as in memory, still there after a restart, gone when they
+should be.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +11,13 @@ import pytest
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
 from fedkeep.agent.record import (
-    DAY,
     SAMPLE,
-    AgeClock,
     DecisionLog,
     SampleForm,
     SampleMetadata,
     Verdict,
 )
+from fedkeep.agent.retention import DAY, AgeClock
 from fedkeep.agent.store_file import Opened, StoreOptions, copies_of, open_file, plan
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
@@ -151,6 +152,7 @@ def test_a_lost_key_is_said_plainly_and_costs_nothing(
 ) -> None:
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
+    key.chmod(0o600)
     sealed = options(tmp_path, key_file=str(key))
     opened(sealed).file.disk.close()
     image = (tmp_path / "s").read_bytes()

@@ -24,6 +24,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.regions import regions_for
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import Assignment, Batch, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.sim.fleet import SimulatedFleet
@@ -84,6 +85,8 @@ class InMemory:
             regions=regions,
             meter=VelocityMeter(regions.count, _HOUR, 12, least=10.0),
             seed=config.agent.seed,
+            # An agent draws keys by ids, so that a sample that comes again draws the same.
+            draw_seed=child_seed(config.agent.seed, "keys"),
         )
 
     def restart(self) -> None:
@@ -92,7 +95,10 @@ class InMemory:
         self.device.restore(state)
 
     def offer(self, batch: Batch) -> None:
-        self.device.observe(batch, 0.0)
+        # To an agent, a sample that is stored and comes again changes nothing.
+        first = np.isin(np.arange(len(batch)), np.unique(batch.ids, return_index=True)[1])
+        new = first & ~np.isin(batch.ids, self.device.store.stored().batch.ids)
+        self.device.observe(batch.take(new), 0.0)
 
     def participate(self, asked: TrainOrder) -> Report:
         participation = Participation(self.device, asked)

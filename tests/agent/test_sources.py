@@ -1,12 +1,15 @@
 """Every kind of source, reading real files, folders, sockets and a real MQTT broker."""
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +20,15 @@ import numpy as np
 import pytest
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.agent.assembly import parse_config
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source, records
-from fedkeep.agent.sources.records import _Exchange
+from fedkeep.agent.sources.mqtt import MqttSource
+from fedkeep.agent.sources.records import RecordsSource, _Exchange
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.framing import receive_frame, send_frame
-from tests.agent.test_agent_process import running, write_config
+from tests.agent.test_agent_process import ENVIRONMENT, running, write_config
 
 FORM = SampleForm(np.dtype(np.float32), (2,))
 
@@ -32,24 +37,28 @@ def source(**table: Any) -> Source:
     return make_source(table, 0)
 
 
-def read(made: Source, count: int) -> tuple[list[Arrival], dict[str, int]]:
-    """Runs a source in a thread until `count` samples have come, acknowledging each."""
+def read(
+    made: Source, count: int, refused: int = 0, fate: str = "kept"
+) -> tuple[list[Arrival], dict[str, int]]:
+    """Runs a source until so many samples and refusals have come, acknowledging each."""
     intake = IngestQueue(64, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
     got: list[Arrival] = []
     deadline = time.monotonic() + 20
-    while len(got) < count and time.monotonic() < deadline:
-        for arrival in intake.take(count - len(got), 0.1, 0.0):
+    counts: Counter[str] = Counter()
+    while (len(got) < count or counts.total() < refused) and time.monotonic() < deadline:
+        for arrival in intake.take(64, 0.1, 0.0):
             got.append(arrival)
             if arrival.acknowledge is not None:
-                arrival.acknowledge("kept")
+                arrival.acknowledge(fate)
+        counts += intake.counted()
     time.sleep(0.1)
     intake.stop()
     thread.join(5)
     made.close()
-    return got, dict(intake.counted())
+    return got, dict(counts + intake.counted())
 
 
 def test_json_lines(tmp_path: Path) -> None:
@@ -96,10 +105,14 @@ def test_a_folder_of_npz_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "c.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([0]))
     np.savez(tmp_path / "d.npz", x=np.ones((2, 2)), y=np.ones((3,)))
     np.savez(tmp_path / "e.npz", x=np.ones((1, 2)), y=np.ones((1,)))
-    got, counted = read(source(kind="folder", path=str(tmp_path), afterwards="keep"), 4)
+    got, counted = read(source(kind="folder", path=str(tmp_path), afterwards="keep"), 4, 5)
     assert [a.id for a in got] == [7, 8, 9, None]
     assert counted == {"refused.malformed": 2, "refused.shape": 3}
-    assert sorted(p.name for p in (tmp_path / "refused").iterdir()) == ["b.npz", "c.npz", "d.npz"]
+    aside = sorted(p.name for p in (tmp_path / "refused").iterdir())
+    assert [name for name in aside if name.endswith(".npz")] == ["b.npz", "c.npz", "d.npz"]
+    report = json.loads((tmp_path / "refused" / "d.npz.report.json").read_text())
+    assert report["refused"] == {"shape": 3}
+    assert "x (2, 2), y (3,)" in report["detail"]
     assert sorted(p.name for p in (tmp_path / "done").iterdir()) == ["a.npz", "e.npz"]
     with pytest.raises(ConfigError, match="no folder"):
         source(kind="folder", path=str(tmp_path / "none")).open()
@@ -383,3 +396,320 @@ def test_a_broker_that_comes_late_is_found(
 def test_wrong_source_tables_are_named(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         source(**table).open()
+
+
+def save(folder: Path, name: str, count: int, first: int = 0, label: int = 0) -> None:
+    """A file of samples, put into the folder whole."""
+    x = np.arange(2.0 * count).reshape(count, 2)
+    with (folder / "making.tmp").open("wb") as file:
+        np.savez(file, x=x, y=np.full(count, label), ids=np.arange(first, first + count))
+    (folder / "making.tmp").rename(folder / name)
+
+
+def test_a_file_whose_records_are_mostly_refused_is_set_aside_with_a_report(tmp_path: Path) -> None:
+    save(tmp_path, "wrong.npz", 5)
+    got, _ = read(source(kind="folder", path=str(tmp_path)), 5, fate="refused.label")
+    assert len(got) == 5
+    assert (tmp_path / "refused" / "wrong.npz").exists()
+    report = json.loads((tmp_path / "refused" / "wrong.npz.report.json").read_text())
+    assert (report["records"], report["refused"]) == (5, {"label": 5})
+    for number, fate in enumerate(("refused.erased", "refused.score", "skipped")):
+        save(tmp_path, f"fine-{number}.npz", 5)
+        read(source(kind="folder", path=str(tmp_path)), 5, fate=fate)
+    assert not list(tmp_path.glob("*.npz")), "these are done with, and erased ones must not stay"
+    assert len(list((tmp_path / "refused").iterdir())) == 2
+
+
+def test_files_of_other_kinds_are_named_once_and_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.wav", "b.wav", "c.jpg", "noise", "d.tmp", ".hidden.wav"):
+        (tmp_path / name).write_bytes(b"x")
+    made, intake = source(kind="folder", path=str(tmp_path)), IngestQueue(8, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while len(intake.refused) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    intake.stop()
+    thread.join()
+    kinds = sorted(record.raw.split(" and are")[0].split()[-1] for record in intake.refused)
+    assert kinds == [".jpg", ".wav", "suffix"]
+    assert caplog.text.count(".wav and are not read") == 1
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_two_sources_of_one_folder_read_each_file_once(tmp_path: Path) -> None:
+    for number in range(40):
+        save(tmp_path, f"{number}.npz", 5, first=5 * number)
+    intake = IngestQueue(1024, FORM)
+    made = [source(kind="folder", name=name, path=str(tmp_path)) for name in ("a", "b")]
+    threads = []
+    for one in made:
+        one.open()
+        threads.append(threading.Thread(target=one.run, args=(intake,), daemon=True))
+        threads[-1].start()
+    ids: list[int] = []
+    deadline = time.monotonic() + 20
+    while list(tmp_path.glob("*.npz")) and time.monotonic() < deadline:
+        for arrived in intake.take(64, 0.05, 0.0):
+            ids.append(arrived.id)
+            arrived.answer("kept")
+    intake.stop()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids) == list(range(200))
+
+
+def test_what_is_written_under_a_files_name_meanwhile_is_read_too(tmp_path: Path) -> None:
+    save(tmp_path, "latest.npz", 3)
+    intake, made = IngestQueue(64, FORM), source(kind="folder", path=str(tmp_path))
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    first: list[Arrival] = []
+    while len(first) < 3:
+        first += intake.take(8, 0.1, 0.0)
+    save(tmp_path, "latest.npz", 3, first=3)
+    for one in first:
+        one.answer("kept")
+    again: list[Arrival] = []
+    deadline = time.monotonic() + 20
+    while len(again) < 3 and time.monotonic() < deadline:
+        again += intake.take(8, 0.1, 0.0)
+    intake.stop()
+    thread.join()
+    assert [one.id for one in again] == [3, 4, 5]
+    assert (tmp_path / "latest.npz").exists(), "its samples have no fate yet"
+
+
+def test_a_file_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    save(tmp_path, "whole", 4)
+    data = (tmp_path / "whole").read_bytes()
+    (tmp_path / "slow.npz").write_bytes(data[: len(data) // 2])
+
+    def finish() -> None:
+        time.sleep(1.0)
+        with (tmp_path / "slow.npz").open("ab") as file:
+            file.write(data[len(data) // 2 :])
+
+    writer = threading.Thread(target=finish)
+    writer.start()
+    got, counted = read(source(kind="folder", path=str(tmp_path)), 4)
+    writer.join()
+    assert (len(got), counted) == (4, {})
+
+
+@pytest.mark.parametrize("address", ["unix://in.sock", "unix://run/in.sock", "unix:in.sock"])
+def test_a_relative_socket_is_refused_with_a_sentence(address: str) -> None:
+    with pytest.raises(ConfigError, match="address must have an absolute path"):
+        source(kind="socket", address=address)
+
+
+def test_beyond_loopback_records_need_a_token_or_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = f"tcp://0.0.0.0:{free_port()}"
+    with pytest.raises(ConfigError, match="set insecure = true"):
+        source(kind="socket", address=address).open()
+    allowed = source(kind="socket", address=address, insecure=True)
+    allowed.open()
+    allowed.close()
+    assert "whoever reaches this machine is let in" in caplog.text
+    (tmp_path / "token").write_text("a secret\n")
+    made = source(kind="socket", address=address, token_file=str(tmp_path / "token"))
+    intake = IngestQueue(8, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    record = msgspec.msgpack.encode({"x": [1, 2], "y": 0})
+    for token, welcome in ((b"a guess", False), (record, False), (b"a secret", True)):
+        client = _connect(f"tcp://127.0.0.1:{address.rpartition(':')[2]}")
+        send_frame(client, token)
+        send_frame(client, record)
+        assert bool(intake.take(1, 1.0 if welcome else 0.3, 0.0)) is welcome
+        client.close()
+    intake.stop()
+    thread.join()
+    made.close()
+    assert intake.counted() == {"refused.token": 2}
+    assert all("secret" not in shown.raw for shown in intake.refused)
+
+
+def test_a_flood_of_idle_connections_costs_no_sender_its_own(tmp_path: Path) -> None:
+    made = source(kind="socket", address=f"unix://{tmp_path}/s", connections=8)
+    intake = IngestQueue(64, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    senders = [_connect(f"unix://{tmp_path}/s") for _ in range(3)]
+    flood: list[socket.socket] = []
+    for turn in range(4):
+        for number, sender in enumerate(senders):
+            record = {"x": [number, turn], "y": 0, "id": f"{number}-{turn}"}
+            send_frame(sender, msgspec.msgpack.encode(record))
+        arrived: list[Arrival] = []
+        while len(arrived) < 3:
+            arrived += intake.take(3, 5.0, 0.0)
+        for one in arrived:
+            one.answer("kept")
+        for sender in senders:
+            assert receive_frame(sender) is not None
+        flood += [_connect(f"unix://{tmp_path}/s") for _ in range(50)]
+        time.sleep(0.1)
+    assert isinstance(made, RecordsSource)
+    assert len(made._listener._heard) <= 8
+    intake.stop()
+    thread.join()
+    made.close()
+    for connection in [*senders, *flood]:
+        connection.close()
+
+
+def messages_after(port: int, payloads: list[bytes], **options: Any) -> tuple[IngestQueue, Source]:
+    """A source that has subscribed before the messages were published."""
+    made = source(kind="mqtt", topic="sensors/#", port=port, **options)
+    made.set_device("d1")
+    intake = IngestQueue(64, FORM)
+    made.open()
+    threading.Thread(target=made.run, args=(intake,), daemon=True).start()
+    time.sleep(0.5)
+    publish(port, payloads)
+    return intake, made
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_message_of_200_megabytes_costs_no_memory_and_does_not_come_again(
+    broker: int, protocol: str
+) -> None:
+    code = (
+        "import resource, sys, threading, time, numpy as np\n"
+        "from fedkeep.agent.arrivals import IngestQueue\n"
+        "from fedkeep.agent.record import SampleForm\n"
+        "from fedkeep.agent.sources import make_source\n"
+        "intake = IngestQueue(64, SampleForm(np.dtype(np.float32), (2,)))\n"
+        f"table = dict(kind='mqtt', topic='sensors/#', port={broker}, protocol='{protocol}')\n"
+        "made = make_source(table, 0); made.open()\n"
+        "threading.Thread(target=made.run, args=(intake,), daemon=True).start()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "time.sleep(0.7); print('ready', flush=True)\n"
+        "ids = []\n"
+        "while 'last' not in ids:\n"
+        "    for one in intake.take(8, 0.2, 0.0):\n"
+        "        ids.append(one.id); one.answer('kept')\n"
+        "time.sleep(0.5); intake.stop()\n"
+        "grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before\n"
+        "print(ids, dict(intake.counted()), grown, flush=True)\n"
+        "made.close()\n"
+    )
+    last = json.dumps({"x": [1, 2], "y": 0, "id": "last"}).encode()
+    for life in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        publish(broker, [bytes(200_000_000), last] if life == 0 else [last])
+        said = process.stdout.readline()
+        process.stdout.close()
+        process.wait(30)
+        # By MQTT 5 the broker itself lets it go; else it is read past, counted and acknowledged.
+        assert ("refused.oversized" in said) is (protocol == "3.1.1" and life == 0), said
+        assert int(said.rsplit(" ", 1)[1]) < 30_000, "kilobytes"
+
+
+def test_two_devices_and_two_sources_have_different_client_ids() -> None:
+    names = set()
+    for device in ("d1", "d2"):
+        for name in ("a", "b"):
+            made = source(kind="mqtt", topic="t", name=name)
+            assert isinstance(made, MqttSource)
+            made.set_device(device)
+            names.add(made._name())
+    assert len(names) == 4
+    mine = source(kind="mqtt", topic="t", client_id="mine")
+    assert isinstance(mine, MqttSource)
+    assert mine._name() == "mine"
+
+
+def test_an_unreadable_message_is_shown_and_does_not_come_again(broker: int) -> None:
+    intake, made = messages_after(broker, [b"\x1b[2Jnonsense", sample(1)])
+    (one,) = intake.take(1, 10.0, 0.0)
+    one.answer("kept")
+    time.sleep(0.3)
+    intake.stop()
+    made.close()
+    assert intake.counted() == {"refused.malformed": 1}
+    intake, made = messages_after(broker, [sample(2)])
+    (one,) = intake.take(8, 10.0, 0.5)
+    intake.stop()
+    made.close()
+    assert one.id == 2
+
+
+def test_an_answer_for_an_earlier_connection_is_not_sent_by_the_next(tmp_path: Path) -> None:
+    port = free_port()
+    with running_broker(tmp_path, port):
+        intake, made = messages_after(port, [sample(1)])
+        (first,) = intake.take(1, 10.0, 0.0)
+    with running_broker(tmp_path, port):
+        deadline = time.monotonic() + 20
+        second: list[Arrival] = []
+        while not second and time.monotonic() < deadline:
+            publish(port, [sample(2)])
+            second = intake.take(1, 0.5, 0.0)
+        first.answer("kept")  # it has the number that the new broker gave to the second
+        time.sleep(0.3)
+        intake.stop()
+        made.close()
+        again, _ = read(_named(port), 1)
+        assert 2 in [one.id for one in again]
+
+
+def _named(port: int) -> Source:
+    made = source(kind="mqtt", topic="sensors/#", port=port)
+    made.set_device("d1")
+    return made
+
+
+def test_a_named_pipe_is_read_for_writer_after_writer(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    made, intake = source(kind="lines", path=str(pipe)), IngestQueue(64, FORM)
+    made.open()
+    thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    thread.start()
+    ids: list[int] = []
+    for turn in range(5):
+        with pipe.open("wb") as writer:
+            writer.write(sample(turn) + b"\n")
+        deadline = time.monotonic() + 10
+        while turn not in ids and time.monotonic() < deadline:
+            ids += [one.id for one in intake.take(8, 0.1, 0.0)]
+    with pipe.open("wb") as writer:
+        writer.write(b'{"x": [1,')  # and is gone
+    time.sleep(0.5)
+    with pipe.open("wb") as writer:
+        writer.write(sample(5) + b"\n")
+    deadline = time.monotonic() + 10
+    while 5 not in ids and time.monotonic() < deadline:
+        ids += [one.id for one in intake.take(8, 0.1, 0.0)]
+    intake.stop()
+    thread.join()
+    made.close()
+    assert ids == list(range(6))
+    assert intake.counted() == {"refused.malformed": 1}
+
+
+def test_sources_of_one_name_are_a_mistake() -> None:
+    twice = [{"kind": "mqtt", "topic": "a"}, {"kind": "mqtt", "topic": "b"}]
+    table: dict[str, Any] = {"samples": {"shape": [2], "labels": 2}, "source": twice}
+    with pytest.raises(ConfigError, match="two sources are called 'mqtt'"):
+        parse_config(table)
+    twice[1]["name"] = "other"
+    assert [one.name for one in parse_config(table).sources] == ["mqtt", "other"]
+    twice[1]["namespace"] = "n" * 129
+    with pytest.raises(ConfigError, match="at most 128 bytes"):
+        parse_config(table)

@@ -94,6 +94,7 @@ def test_export_to_parquet(tmp_path: Path) -> None:
 def test_an_encrypted_store_needs_its_key_and_a_foreign_file_is_not_touched(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("ab" * 32)
+    key.chmod(0o600)
     path, _ = filled(tmp_path, store={"key_file": str(key)})
     with pytest.raises(ConfigError, match="is encrypted"):
         ask("check", path)
@@ -222,7 +223,8 @@ def test_a_store_of_another_format_is_refused_untouched_with_the_remedy(
         earlier.setattr(cells, "FORMAT", cells.FORMAT - 1)
         path, _ = filled(tmp_path)
     image = path.read_bytes()
-    said = f"format {cells.FORMAT - 1} and this fedkeep reads {cells.FORMAT}: left untouched; take its samples out"
+    formats = f"format {cells.FORMAT - 1} and this fedkeep reads {cells.FORMAT}"
+    said = f"{formats}: left untouched; take its samples out"
     for verb in ("check", "repair", "show"):
         with pytest.raises(ConfigError, match=said):
             ask(verb, path)

@@ -27,7 +27,7 @@ def test_a_new_file_in_the_folder_is_known_without_being_listed(tmp_path: Path) 
     )
     (tmp_path / "fedkeep/core/policies/late_comer.py").write_text(MINE)
     asked = (
-        "import fedkeep.config.components as r; "
+        "import fedkeep.config.method_components as r; "
         "print(r.find_policy('late-comer').__name__, r.find_policy('ode').__name__)"
     )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.faults import agent_limits, light
+from tests.faults import agent_limits, light, torn
 from tests.faults.corruption import FORMS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.hostile import KINDS, besiege
@@ -70,6 +70,38 @@ def resizing(folder: Path, scale: float) -> Row:
         "another budget under a full store",
         "0 lost",
         f"{times} budgets, {lost} lost a sample",
+        not lost,
+    )
+
+
+def torn_blocks(_folder: Path, scale: float) -> Row:
+    steps = max(1, int(4 * scale))
+    found = [
+        try_(sector, block, 17, steps)
+        for try_ in (torn.try_all, torn.try_all_light)
+        for sector, block in ((None, None), (512, 512), (4096, 4096))
+    ]
+    lost = sum(losses.lost + losses.wrong for losses in found)
+    bare = torn.try_all_light(None, 4096, 17, steps)
+    text = f"{sum(losses.states for losses in found)} states, {lost} lost or wrong"
+    return (
+        "every crash state of short histories, a torn block of 512 B or 4 KiB under `sector`",
+        "0 acknowledged lost, 0 wrong",
+        f"{text}; without `sector`, a torn 4 KiB costs some in {bare.lost} of {bare.states}",
+        not lost,
+    )
+
+
+def torn_moves(folder: Path, _scale: float) -> Row:
+    found = [
+        torn.try_resizes(folder, budgets, 4096)
+        for budgets in ((100_000, 140_000), (140_000, 100_000), (100_000, 104_096))
+    ]
+    lost = sum(losses.lost + losses.wrong for losses in found)
+    return (
+        "every crash state of a change of the budget, a torn block of 4 KiB",
+        "0 lost",
+        f"{sum(losses.states for losses in found)} states, {lost} lost a sample",
         not lost,
     )
 
@@ -161,8 +193,8 @@ def soaking(folder: Path, scale: float) -> Row:
 
 
 ROWS: tuple[Callable[[Path, float], Row], ...] = (
-    kills, power, light_kills, light_power, resizing, sieges, budget, full, corruption, reopening, erasing,
-    acknowledging, soaking,
+    kills, power, light_kills, light_power, torn_blocks, resizing, torn_moves, sieges, budget, full,
+    corruption, reopening, erasing, acknowledging, soaking,
 )  # fmt: skip
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from fedkeep.agent.cells import PAGE, Geometry, decode_cell, decode_label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import SAMPLE, AgeClock, DecisionLog, SampleForm
+from fedkeep.agent.record import SAMPLE, DecisionLog, SampleForm
+from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.store_file import StoreOptions, open_file, plan
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, Batch

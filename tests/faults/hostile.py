@@ -225,13 +225,14 @@ class _Mqtt:
 
     def run(self, sink: Any) -> None:
         self._source._intake = sink
-        rng, client = np.random.default_rng(0), SimpleNamespace(ack=lambda *_: None)
+        self._source._longest = 4096 + 32 * sink.sample_bytes
+        self._source._client = SimpleNamespace(ack=lambda *_: None)
+        rng = np.random.default_rng(0)
         for payload in (json_line(rng) for _ in range(self._count)):
-            self._source._take(client, None, SimpleNamespace(payload=payload, mid=1, qos=1))
+            self._source._take(0, SimpleNamespace(payload=payload, mid=1, qos=1))
         for i in range(SOUND):
-            self._source._take(
-                client, None, SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1)
-            )
+            message = SimpleNamespace(payload=sound_json(_FIRST_ID + i), mid=1, qos=1)
+            self._source._take(0, message)
 
 
 KINDS: dict[str, Callable[[Path, int], Any]] = {
@@ -264,7 +265,8 @@ def besiege(kind: str, folder: Path, count: int) -> Siege:
     deadline = time.monotonic() + 60 + count / 20
     while time.monotonic() < deadline and not errors:
         agent.step(0.05)
-        if not len(agent.intake) and wanted <= set(agent.store.stored().batch.ids.tolist()):
+        left = len(agent.intake) or any((folder / "inbox").glob("*.npz"))
+        if not left and wanted <= set(agent.store.stored().batch.ids.tolist()):
             break
     agent.intake.stop()
     agent.commit()

@@ -5,7 +5,8 @@ import numpy as np
 from fedkeep.agent.cellfile import CellFile, FileDisk
 from fedkeep.agent.cells import Geometry, Label
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import AgeClock, DecisionLog, SampleForm, Verdict
+from fedkeep.agent.record import DecisionLog, SampleForm, Verdict
+from fedkeep.agent.retention import AgeClock
 from fedkeep.agent.store_file import StoreLayout, StoreOptions, plan
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
@@ -32,6 +33,14 @@ class RamDisk(FileDisk):
         self.image[offset : offset + len(data)] = data
 
     def sync(self) -> None: ...
+
+    def drop_cache(self) -> None: ...
+
+    def extend(self, size: int) -> None:
+        self.image.extend(bytes(max(0, size - len(self.image))))
+
+    def cut(self, size: int) -> None:
+        del self.image[size:]
 
     def close(self) -> None: ...
 
@@ -95,6 +104,12 @@ class Scripted:
             arrivals = step * BATCH + np.arange(BATCH)
             self.store.offer(batch, batch.y, uniform_keys(1, arrivals), arrivals)
         return False
+
+    def advance_alone(self, step: int) -> None:
+        """Offers samples that are each worth more than all before them."""
+        batch = samples(step * BATCH, BATCH)
+        self.store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
+        self.step = step + 1
 
     def state(self) -> State:
         estimator = np.full(400, float(self.step))

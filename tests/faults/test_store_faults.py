@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from tests.faults import light
+import pytest
+
+from tests.faults import light, torn
 from tests.faults.corruption import KINDS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.kills import POINTS, try_kills
@@ -41,3 +43,28 @@ def test_damage_costs_only_what_it_hits(tmp_path: Path) -> None:
     salvage = try_corruptions(tmp_path, count=30 * len(KINDS))
     assert (salvage.crashes, salvage.wrong) == (0, 0)
     assert salvage.saved_percent >= 99
+
+
+@pytest.mark.parametrize(("sector", "block"), [(None, None), (512, 512)])
+def test_no_crash_state_of_a_short_history_loses_what_was_acknowledged(
+    sector: int | None, block: int | None
+) -> None:
+    whole = torn.try_all(sector, block, first=17, steps=2)
+    assert whole.states > 200
+    assert (whole.lost, whole.wrong) == (0, 0)
+    alone = torn.try_all_light(sector, block, first=12, steps=2)
+    assert alone.states > 20
+    assert (alone.lost, alone.wrong) == (0, 0)
+
+
+def test_without_sectors_a_torn_block_costs_what_shares_it() -> None:
+    assert torn.try_all_light(None, 4096, first=12, steps=2).lost > 0
+
+
+@pytest.mark.parametrize("budgets", [(100_000, 140_000), (140_000, 100_000)])
+def test_no_crash_state_of_a_change_of_budget_loses_anything(
+    tmp_path: Path, budgets: tuple[int, int]
+) -> None:
+    losses = torn.try_resizes(tmp_path, budgets, 4096)
+    assert losses.states > 100
+    assert (losses.lost, losses.wrong) == (0, 0)

@@ -1,1 +1,4 @@
-"""The device agent: a small process that reads a stream, keeps what is worth keeping, and survives a power cut."""
+"""The device agent.
+
+A small process that reads a stream, keeps what is worth keeping, and survives a power cut.
+"""

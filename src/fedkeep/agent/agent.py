@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
+from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, queue_limit, screen
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.label_names import LabelNames
-from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
+from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.retention import DAY, ErasedIds
+from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
-from fedkeep.core.protocols import Stateful
+from fedkeep.core.protocols import OfferResult, Stateful
 from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
 from fedkeep.privacy.release import ReleasePipeline
@@ -26,23 +29,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
-_STATISTICS_SECONDS = 60.0
-"""How old the statistics on the disk may be while the agent runs: what a crash may cost of them, never a sample."""
-_UNANSWERED = 10
-"""Samples whose sender awaits no answer may wait this many times longer for a commit."""
-_BATCH, _QUEUE = 64, 512
-"""Samples that are valued together, and that may wait to be; beyond half of it the stream is thinned evenly."""
+_BATCH = 64
+"""Samples that are valued together."""
 _LINGER_SECONDS, _PAUSE_SECONDS = 0.01, 0.05
 """How long a batch waits to fill, and a step while training pauses it."""
 _SILENCE_SECONDS = 10.0
 _ALONE_ARRIVALS = 256
-"""After so many, and whenever they have doubled, a device that no server has called values against their own mean."""
+"""After so many, and whenever they have doubled, a device that no server has called values
+against their own mean."""
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
 """How each `OfferResult` is counted and told."""
 
 
 class Agent:
-    """Owns device, store and model; all changes go through it, one at a time, and reach the disk together."""
+    """Owns device, store and model.
+
+    All changes go through it, one at a time, and reach the disk together.
+    """
 
     def __init__(
         self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
@@ -50,18 +53,31 @@ class Agent:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
         self.lock = threading.RLock()
-        self.intake = IngestQueue(_QUEUE, config.form)
+        self.intake = IngestQueue(config.agent.queue or queue_limit(config.form), config.form)
         self.counters, self.tombstones, self.model_date = (
             CounterBook(),
-            Tombstones(),
+            ErasedIds(config.store.erasure_bytes),
             ModelVersion(),
         )
+        self.ids = SampleIds(
+            {source.name: source.namespace or source.name for source in config.sources}
+        )
+        self.identity = DeviceName()
+        self.disk_error = ""
+        """Why the disk takes no writes at present; then every source is held back."""
+        self.writes_spent = False
+        """Whether `daily_writes` allows no more for now; then nothing is valued until it does."""
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
+        self._pacer = CommitPacer(
+            config.store.commit_ms / 1000,
+            config.store.daily_writes,
+            lambda: store.file.disk.block_bytes,
+        )
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
@@ -69,6 +85,9 @@ class Agent:
             "counters": self.counters,
             "tombstones": self.tombstones,
             "model": self.model_date,
+            "ids": self.ids,
+            "identity": self.identity,
+            "pacer": self._pacer,
         }
         self._judged = 0
         """Samples whose fate is not on the disk yet."""
@@ -76,12 +95,21 @@ class Agent:
         """Those among them whose senders await an answer."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
-        self._last_step = self._last_commit = self._last_whole = self._last_housekeeping = (
-            time.monotonic()
-        )
+        self._spent_before = False
+        self._last_step = self._last_housekeeping = time.monotonic()
+
+    @property
+    def waiting(self) -> str:
+        """Why nothing is valued at present; empty while arrivals are."""
+        if self.disk_error:
+            return f"the disk takes no writes: {self.disk_error}"
+        return "[store] daily_writes allows no more for now" if self.writes_spent else ""
 
     def alive(self) -> bool:
-        """Whether the stream is still valued: a watchdog asks. Training may hold it up, and counts as life."""
+        """Whether the stream is still valued: a watchdog asks.
+
+        Training may hold it up, and counts as life.
+        """
         return self._training.locked() or time.monotonic() - self._last_step < _SILENCE_SECONDS
 
     def restore(self, state: State, *, damaged: bool = False) -> None:
@@ -101,6 +129,9 @@ class Agent:
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
+        if not strip_prefix("ids", state) and not (damaged and self.store.name_bytes):
+            # Only a version before leaves none; a store with names is none of that version's.
+            self.ids.earlier |= bool(self.store.records or found)
         self.store.model_version = self.model_date.round
         self._alone_from = max(
             _ALONE_ARRIVALS,
@@ -111,27 +142,61 @@ class Agent:
             self.counters.update(seen=caught_up, kept=caught_up)
 
     def step(self, timeout: float) -> int:
-        """Values one batch if there is one, and commits if it is time; returns how many samples were judged."""
+        """Values one batch if there is one, and commits if it is time.
+
+        Returns how many samples were judged.
+        """
+        if self.disk_error:
+            self._try_disk(timeout)
+            return 0
         arrivals: list[Arrival] = []
-        if self.config.agent.during_training == "pause" and self._training.locked():
-            time.sleep(min(timeout, _PAUSE_SECONDS))
+        with self.lock:
+            pauses = self._pauses()
+        if pauses:
+            self.intake.wait_stopped(min(timeout, _PAUSE_SECONDS))
         else:
             arrivals = self.intake.take(self._batch, timeout, min(timeout, _LINGER_SECONDS))
         with self.lock:
             if arrivals:
                 self.judge(arrivals)
                 self._value_alone()
+            self.counters.update(self.intake.counted())
             now = self._last_step = time.monotonic()
-            patience = self.config.store.commit_ms / 1000 * (1 if self._awaited else _UNANSWERED)
-            if (
-                now >= self._last_commit + patience
-                or len(self.store.staged) > self._reserve - self._batch
-            ):
-                self.commit(whole=now - self._last_whole >= _STATISTICS_SECONDS)
+            full = len(self.store.staged) > self._reserve - self._batch
+            if full or self._pacer.due(awaited=bool(self._awaited)):
+                self.commit(whole=self._pacer.whole_due())
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
         return len(arrivals)
+
+    def _pauses(self) -> bool:
+        """Whether arrivals are left in the queue, which fills as each source's `overload` says.
+
+        An agent that stops takes what it has read, since not every stream can give it again.
+        """
+        spent, self.writes_spent = self.writes_spent, self._pacer.exhausted()
+        if self.writes_spent and not (spent or self._spent_before):
+            self._spent_before = True
+            log.warning(
+                "[store] daily_writes allows no more for now: arrivals wait, or are skipped where "
+                "their source's overload says so"
+            )
+        if self.config.agent.during_training == "pause" and self._training.locked():
+            return True
+        return self.writes_spent and not self.intake.stopped
+
+    def _try_disk(self, timeout: float) -> None:
+        """Commit what waits for the disk once it is time to try.
+
+        Nothing new is valued until then.
+        """
+        self._last_step = time.monotonic()
+        if not self._pacer.retry_due():
+            self.intake.wait_stopped(min(timeout, _PAUSE_SECONDS))
+            return
+        with self.lock:
+            self.commit()
 
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
@@ -143,13 +208,24 @@ class Agent:
         for source, group in by_source.items():
             self.store.source = source
             batch, sound, refused = screen(
-                group, form, labels, self.tombstones.ids, self._magnitudes
+                group,
+                form,
+                labels,
+                self.tombstones,
+                self._magnitudes,
+                self.ids,
+                self.store.records,
             )
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):
                     self.intake.refuse(
                         reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
                     )
+            self.store.names = {
+                id_: name
+                for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
+                if (name := written_id(arrival.id)) != str(id_)
+            }
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)
@@ -162,7 +238,23 @@ class Agent:
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
 
     def _take_in(self, batch: Batch) -> list[str]:
-        """Values and stores what is worth it; returns what became of each sample."""
+        """Value and store what is worth it; returns what became of each sample.
+
+        One that is stored, or came earlier in the batch, changes nothing: no key is drawn and
+        nothing counts twice.
+        """
+        first = np.zeros(len(batch), dtype=bool)
+        first[np.unique(batch.ids, return_index=True)[1]] = True
+        first &= np.array([id_ not in self.store.records for id_ in batch.ids.tolist()], dtype=bool)
+        fates = [_FATES[OfferResult.REFRESHED]] * len(batch)
+        new = np.flatnonzero(first)
+        if len(new):
+            for place, fate in zip(new.tolist(), self._value(batch.take(new)), strict=True):
+                fates[place] = fate
+        return fates
+
+    def _value(self, batch: Batch) -> list[str]:
+        """Decide on samples of which none is stored; returns their fates."""
         coarse = self.store.codec.coarsened
         batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
         self.counters["coarsened"] += self.store.codec.coarsened - coarse
@@ -173,7 +265,10 @@ class Agent:
         return [_FATES[fate] for fate in outcome.results.tolist()]
 
     def _value_alone(self) -> None:
-        """Gives a policy that wants values a direction before any server does: the mean gradient of all that came."""
+        """Give a policy that wants values a direction before any server does.
+
+        The mean gradient of all that came.
+        """
         device, seen = self.device, self.device.window.count
         if (
             self.model_date.round >= 0
@@ -188,57 +283,116 @@ class Agent:
         )  # each time all that is stored is valued and ranked anew, on the disk too
         device.update_model(device.model, device.window.mean().astype(np.float32))
 
-    def commit(self, *, wipe: bool = False, whole: bool = True) -> bool:
-        """Puts all decisions on the disk, then acknowledges them; False if the disk did not take them.
+    def commit(self, *, whole: bool = True) -> bool:
+        """Put all decisions on the disk, then acknowledge them.
 
-        Then the samples since the last commit are dropped and counted, and all is as it was after that commit. A commit
-        that is not `whole` writes samples alone: counts, rates and estimates follow within a minute.
+        If the disk does not take them, nothing is lost and nobody is answered: decisions stay in
+        memory, every source is held back, and `step` tries again until the disk recovers.
+
+        Parameters
+        ----------
+        whole
+            Whether counts, rates and estimates are written, too; else samples alone are, and the
+            rest follows within a minute.
+
+        Returns
+        -------
+        bool
+            Whether the disk took them.
         """
-        self._last_commit = time.monotonic()
-        if self.store.staged and not self.store.readable:
-            whole = True
-        if whole:
-            self._last_whole = self._last_commit
+        whole = whole or bool(self.store.staged and not self.store.readable)
         self.counters.update(self.intake.counted())
-        judged, self._judged = self._judged, 0
-        awaited, self._awaited = self._awaited, []
-        parts = self._parts | self.door.kept(under_way=False)
-        lost: str | None = None
         try:
-            self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
+            if self.disk_error:
+                # A wipe that an earlier failure left undone comes first: it must not fail half-way
+                # through the commit of samples.
+                self.store.file.commit([], [])
+            self._write(whole=whole)
         except OSError as error:
+            self._hold(error)
+            return False
+        if self.disk_error:
+            log.info("the store can be written again: all that waited is kept")
+            self.disk_error = ""
+            self.intake.hold(held=False)
+        awaited, self._awaited = self._awaited, []
+        self._judged = 0
+        for arrival, verdict in awaited:
+            arrival.answer(verdict)
+        return True
+
+    def _write(self, *, whole: bool, wipe: bool = False) -> None:
+        """Write samples, and all else where the commit is whole.
+
+        Raises OSError where the disk does not take them.
+        """
+        parts = self._parts | self.door.kept(under_way=False)
+        kept = len(self.store.staged)
+        self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
+        self._pacer.committed(kept, whole=whole)
+
+    def _hold(self, error: OSError) -> None:
+        """Says once that the disk fails, and holds every source back until it is tried again."""
+        reason = error.strerror or type(error).__name__
+        if reason != self.disk_error:
             log.error(
-                "the store could not be written (%s): %d samples dropped", error.strerror, judged
+                "the store cannot be written (%s): %d samples wait in memory, and all sources wait",
+                reason,
+                self._judged,
             )
-            lost, counted = "dropped.disk", self.counters.snapshot()
+        self.disk_error = reason
+        self._pacer.failed()
+        self.intake.hold(held=True)
+
+    def _commit_wiped(self) -> bool:
+        """Put a removal on the disk with its free space overwritten, or take it back.
+
+        Arrivals were committed before the removal began, so that none of them is taken back.
+        """
+        try:
+            self._write(whole=True, wipe=True)
+        except OSError as error:
+            counted = self.counters.snapshot()
             self.restore(self.store.load(self.store.file.reload()))
             self.counters.restore(counted)
-            self.counters[lost] += judged
-        for arrival, verdict in awaited:
-            arrival.answer(lost or verdict)
-        return lost is None
+            self._hold(error)
+            return False
+        return True
 
     def remove_expired(self) -> int:
-        """Removes and overwrites what is older than the TTL."""
+        """Remove and overwrite what is older than the TTL.
+
+        So is what a damaged file gave back though it was erased.
+        """
         with self.lock:
-            days, now = self.config.store.ttl_days, self.store.clock.now()
+            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
+            clock.look()
             expired = [
                 id_
                 for id_, note in self.store.records.items()
-                if days and note.taken < now - days * DAY
+                if (days and clock.age(note.taken, note.wall) > days * DAY) or id_ in erased
             ]
-            if expired:
-                self.counters["expired"] += self.store.forget(expired, Verdict.EXPIRED)
-                self.commit(wipe=True)
-                discard_copies(self.store_path)
+            if not expired or not self.commit(whole=False):
+                return 0
+            removed = self.store.forget(expired, Verdict.EXPIRED)
+            if not self._commit_wiped():
+                return 0
+            self.counters["expired"] += removed
+            discard_copies(self.store_path)
         return len(expired)
 
     def erase(self, ids: list[int]) -> int:
-        """Removes samples from file, log and free space, and starts gist and estimates anew, which may know of them.
+        """Remove samples from file, log and free space.
+
+        Gist and estimates, which may know of them, start anew.
 
         Models that learned from them stay as they are.
         """
         with self.lock:
+            if not self.commit(whole=False):
+                raise RejectedError(
+                    "disk", "the store cannot be written; nothing was erased, try again"
+                )
             self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
             erased = self.store.forget(ids, Verdict.ERASED)
@@ -246,31 +400,43 @@ class Agent:
             if self.model_date.round < 0 and self.device.model is not None:
                 self.device.set_model(self.device.model)  # its direction was a mean over them
                 self._alone_from = _ALONE_ARRIVALS
-            self.tombstones.add(ids)
-            self.counters["erased"] += erased
-            if not self.commit(wipe=True):
+            forgotten = self.tombstones.add(ids)
+            if not self._commit_wiped():
                 raise RejectedError(
                     "disk", "the store cannot be written; nothing was erased, try again"
                 )
+            if forgotten:
+                log.warning(
+                    "%d ids that were erased long ago would be taken again: "
+                    "[store] erased_bytes remembers %d",
+                    forgotten,
+                    self.tombstones.capacity,
+                )
+            self.counters["erased"] += erased
             discard_copies(self.store_path)
         return erased
 
     def participate(self, order: TrainOrder) -> Report:
-        """Trains on what is stored and adopts the order's model; the report leaves only once all is on the disk."""
+        """Trains on what is stored and adopts the order's model.
+
+        The report leaves only once all is on the disk.
+        """
         self.door.require_clear()
         return self.door.release(self._take_part(order), order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        """Takes part in a secure sum: the report stays here for masking, the answer is keys."""
+        """Take part in a secure sum: the report stays here for masking, the answer is keys."""
         agreed = self.door.terms(terms)
         return self.door.hold(self.door.release(self._take_part(order), order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
-        """The answer to a later exchange of a secure sum."""
+        """Return the answer to a later exchange of a secure sum."""
         return self.door.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
         self.device.screen(order)
+        with self.lock:
+            self.require_commit(whole=False)  # a disk that fails is found before anything changes
         with self._training:
             with self.lock:
                 participation = Participation(self.device, order)
@@ -285,17 +451,17 @@ class Agent:
                 self.require_commit()
                 return report
 
-    def require_commit(self) -> None:
-        """Commits, or raises: what is not on the disk must not be sent."""
-        if not self.commit():
+    def require_commit(self, *, whole: bool = True) -> None:
+        """Commit, or raise: what is not on the disk must not be sent."""
+        if not self.commit(whole=whole):
             raise RejectedError("disk", "the store cannot be written; nothing was sent")
 
     def profile(self) -> Profile:
-        """What the device declares to the server in the clear, as far as it may."""
+        """Return what the device declares to the server in the clear, as far as it may."""
         return self.door.profile(self._declared)
 
     def encrypted_profile(self, request: ProfileRequest) -> bytes:
-        """The same, for the key-holder alone."""
+        """Return the same, for the key-holder alone."""
         return self.door.sealed_profile(request, self._declared)
 
     def _declared(self) -> tuple[Profile, float]:

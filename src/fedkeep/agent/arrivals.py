@@ -1,19 +1,21 @@
-"""What sources hand to the agent, the bounded queue in which it waits, and what of it is a sample."""
+"""What sources hand to the agent, the queue in which it waits, and what of it is a sample."""
 
 import logging
 import math
+import os
 import reprlib
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Batch, BoolArray
 from fedkeep.protocol.messages import RefusedRecord
@@ -22,28 +24,41 @@ log = logging.getLogger(__name__)
 
 Acknowledge = Callable[[str], None]
 """Called once with a sample's fate, after that fate is on the disk."""
+Overload: TypeAlias = Literal["wait", "sample", "drop"]
+"""What a source does when the queue is full."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Arrival:
-    """One sample as it came; nothing about it is believed yet."""
+    """One sample as it came; nothing about it is believed yet.
+
+    A source that can send a record again gives `acknowledge`, and lets go of the record only once
+    that was called: then the sample is on the disk, or it is known why it is not kept.
+    """
 
     x: Any
-    """Anything a source read; in the queue, an array of the samples' form, or None if it is none."""
+    """Anything a source read; in the queue, an array of the samples' form, or None if it is
+    none."""
     y: Any
     id: Any
     source: str
     acknowledge: Acknowledge | None = None
+    draw: int = -1
+    """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
 
     def answer(self, fate: str) -> None:
-        """Tells the sender, if it wants to know; its troubles are not the agent's."""
+        """Give the sender the sample's fate, if it wants to know.
+
+        Its troubles are not the agent's.
+        """
         try:
             if self.acknowledge is not None:
                 self.acknowledge(fate)
         except Exception:
-            log.exception("source '%s' could not be told of a sample's fate", self.source)
+            log.exception("source '%s' could not be given a sample's fate", self.source)
 
 
+_DRAWS, _LARGEST_STRIDE = 1 << 64, 1 << 20
 _RECORDS, _BYTES = 64, 512
 """The refusals that are shown, and how much of each."""
 _short = reprlib.Repr()
@@ -51,38 +66,47 @@ _short.maxlist = _short.maxtuple = _short.maxdict = 12
 _short.maxstring = _short.maxother = _short.maxlong = _BYTES
 
 
-def sample_id(given: Any, content: bytes) -> int:
-    """The number by which the store knows a sample: its own whole number, or a hash of its name or its content."""
-    if isinstance(given, str) and given.isdecimal() and len(given) <= len(str(1 << 63)):
-        given = int(given)
-    if isinstance(given, int) and not isinstance(given, bool):
-        if 0 <= given < 1 << 63:
-            return given
-        given = hex(
-            given
-        )  # decimal digits of a hostile number take for ever, or are refused by Python
-    text = content if given is None else repr(given).encode(errors="backslashreplace")
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
-
-
 class IngestQueue:
-    """A queue of at most `limit` samples that thins the stream evenly when the agent cannot keep up.
+    """A bounded queue between sources and agent: when it is full, it waits, thins or drops.
 
-    When it is half full only every second arrival is let in, then every fourth, and so on; when it has been nearly
-    empty for a while the stride halves again. Arrivals in between are counted and acknowledged as skipped, so that
-    what is valued stays an even sample of the stream.
+    `sample` keeps an even sample, however labels and ids follow each other: each arrival draws a
+    keyed hash of its place in the stream, and one of `stride` is let in. When the queue is full,
+    `stride` doubles and those in the queue that the new rate excludes leave it. While the queue
+    stays nearly empty, `stride` halves again.
+
+    While the disk takes no writes, the queue is held: then nothing is skipped, and everybody waits.
+
+    Parameters
+    ----------
+    limit
+        The samples that may wait.
+    form
+        What every sample looks like.
+    calm_seconds
+        How long `stride` stays as it is before it is halved.
+    key
+        The key of the hashes; None: a random one, which no sender can know.
     """
 
-    def __init__(self, limit: int, form: SampleForm, calm_seconds: float = 1.0) -> None:
+    def __init__(
+        self,
+        limit: int,
+        form: SampleForm,
+        calm_seconds: float = 1.0,
+        key: bytes | None = None,
+    ) -> None:
         self.form, self._limit, self._calm = form, limit, calm_seconds
         self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
         """Of a sample as it arrives; it bounds what sources read at once."""
-        self.stopped = False
+        self.stopped = self.held = False
+        self.ends = False
+        """Whether the agent ends with its sources: else a pipe waits for its next writer."""
         self.stride = 1
+        self._key = os.urandom(16) if key is None else key
         self._queue: deque[Arrival] = deque()
         self._changed = threading.Condition()
         self._offered = 0
-        self._next_stride_change = 0.0
+        self._last_change = -math.inf
         self._counts: Counter[str] = Counter()
         self.refused: deque[RefusedRecord] = deque(maxlen=_RECORDS)
         """The latest refusals, oldest first."""
@@ -90,29 +114,60 @@ class IngestQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def offer(self, arrival: Arrival, *, wait: bool) -> None:
-        """Hands a sample over; with `wait`, holds the source back while the queue is full."""
+    def offer(
+        self, arrival: Arrival, *, wait: bool, rule: Literal["sample", "drop"] = "sample"
+    ) -> bool:
+        """Hand a sample over.
+
+        Parameters
+        ----------
+        arrival
+            The sample; once it is in the queue, the agent answers it.
+        wait
+            Whether to hold the source back while the queue is full.
+        rule
+            Which arrivals are skipped otherwise: an even sample of the stream stays, or what comes
+            while the queue is full is dropped.
+
+        Returns
+        -------
+        bool
+            Whether the sample got a place or a fate; False once the agent stops. Then it stays
+            unanswered, and whoever can send it again does so to the agent that comes next.
+        """
         came, arrival.x = arrival.x, self.form.shaped(arrival.x)
         if arrival.x is None:
             self.refuse("shape", arrival.source, came, count=0)
+        skipped: list[Arrival] = []
         with self._changed:
-            if wait:
+            if not wait and rule == "sample" and not self.held:
+                arrival.draw = self._next_draw()
+                if not self._is_chosen(arrival):
+                    skipped = [arrival]
+                elif len(self._queue) >= self._limit:
+                    skipped = self._thin()
+                    if not self._is_chosen(arrival) or len(self._queue) >= self._limit:
+                        skipped.append(arrival)
+            elif not wait and not self.held and len(self._queue) >= self._limit:
+                skipped = [arrival]
+            else:
                 self._changed.wait_for(lambda: self.stopped or len(self._queue) < self._limit)
             if self.stopped:
-                return  # unanswered: who waits for an answer sends it again to the agent that comes next
-            if not wait:
-                self._offered += 1
-                if len(self._queue) >= self._limit // 2:
-                    self._change_stride(self.stride * 2)
-            if wait or (self._offered % self.stride == 0 and len(self._queue) < self._limit):
+                return False
+            if not skipped or skipped[-1] is not arrival:
                 self._queue.append(arrival)
                 self._changed.notify_all()
-                return
-            self._counts["skipped.overload"] += 1
-        arrival.answer("skipped")
+            if skipped:
+                self._counts[f"skipped.{rule}"] += len(skipped)
+        for one in skipped:
+            one.answer("skipped")
+        return True
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
-        """Counts what could not even be read as a sample, and keeps how it began for people to see; 0: only that."""
+        """Count what could not even be read as a sample, and keep how it began.
+
+        With a count of 0 it is only kept.
+        """
         record = RefusedRecord(time.time(), source, reason, _shown(raw))
         with self._changed:
             self.refused.append(record)
@@ -120,48 +175,82 @@ class IngestQueue:
                 self._counts[f"refused.{reason}"] += count
 
     def take(self, count: int, timeout: float, linger: float) -> list[Arrival]:
-        """Up to `count` samples: waits `timeout` for the first and `linger` for the rest."""
+        """Return up to `count` samples: wait `timeout` for the first and `linger` for the rest."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self.stopped, timeout)
             if 0 < len(self._queue) < count and linger:
                 self._changed.wait_for(lambda: len(self._queue) >= count or self.stopped, linger)
             taken = [self._queue.popleft() for _ in range(min(count, len(self._queue)))]
             if self.stride > 1 and len(self._queue) <= self._limit // 16:
-                self._change_stride(self.stride // 2)
+                self._relax()
             if taken:
                 self._changed.notify_all()
             return taken
 
+    def hold(self, *, held: bool) -> None:
+        """Hold every source back, whatever its rule, or let them go on."""
+        with self._changed:
+            self.held = held
+
     def counted(self) -> Counter[str]:
-        """What was skipped or refused since last asked."""
+        """Return what was skipped or refused since last asked."""
         with self._changed:
             counts, self._counts = self._counts, Counter()
             return counts
 
     def wait_stopped(self, seconds: float | None = None) -> None:
-        """Returns once the agent stops, or after `seconds`."""
+        """Return once the agent stops, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped, seconds)
 
     def stop(self) -> None:
+        """Let all sources go; what they offer from now on gets no answer."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
 
-    def _change_stride(self, stride: int) -> None:
-        """Unless it has just changed: what that did must show first."""
+    def _next_draw(self) -> int:
+        """Return a hash of the arrival's place in the stream; it takes the key to know it."""
+        self._offered += 1
+        place = self._offered.to_bytes(8, "little")
+        return int.from_bytes(blake2b(place, digest_size=8, key=self._key).digest(), "little")
+
+    def _is_chosen(self, arrival: Arrival) -> bool:
+        """Whether the present rate lets an arrival in.
+
+        Those of a higher rate are among those of a lower.
+        """
+        return arrival.draw < _DRAWS // self.stride
+
+    def _thin(self) -> list[Arrival]:
+        """Halve the rate, as of now and for what is in the queue; return those that leave it."""
+        if self.stride >= _LARGEST_STRIDE:
+            return []
+        self.stride *= 2
+        self._last_change = time.monotonic()
+        log.warning("the stream is faster than this device: valuing one arrival of %d", self.stride)
+        leaving = [one for one in self._queue if not self._is_chosen(one)]
+        self._queue = deque(one for one in self._queue if self._is_chosen(one))
+        return leaving
+
+    def _relax(self) -> None:
+        """Double the rate, unless it has just changed: what that did must show first."""
         now = time.monotonic()
-        if now < self._next_stride_change:
+        if now < self._last_change + self._calm:
             return
-        self.stride, self._next_stride_change = stride, now + self._calm
-        if stride > 1:
-            log.warning("the stream is faster than this device: valuing one arrival of %d", stride)
-        else:
+        self.stride, self._last_change = self.stride // 2, now
+        if self.stride == 1:
             log.info("keeping up again: valuing every arrival")
 
 
+def queue_limit(form: SampleForm) -> int:
+    """Return how many samples wait by default: those of four megabytes, within 64 and 4,096."""
+    sample_bytes = form.dtype.itemsize * math.prod(form.shape)
+    return min(4096, max(64, (4 << 20) // sample_bytes))
+
+
 def _shown(raw: Any) -> str:
-    """The beginning of anything at all, as text."""
+    """Return the beginning of anything at all, as text."""
     if isinstance(raw, bytes | bytearray | memoryview):
         return bytes(raw[:_BYTES]).decode(errors="backslashreplace")
     try:
@@ -172,26 +261,81 @@ def _shown(raw: Any) -> str:
 
 @dataclass
 class Source:
-    """A stream of samples, as a table `[[source]]` describes it."""
+    """A stream of samples, as a table `[[source]]` describes it.
+
+    Every source follows one rule: a record leaves it only with its fate. It hands each record over
+    by `deliver` with a function that acknowledges it, and until that is called the record stays
+    where it came from, so that an agent that comes next gets it again. Streams without a way back,
+    such as pipes, have nothing to acknowledge; they wait. `fedkeep.testing.check_source` checks a
+    source of your own.
+    """
 
     name: str
     """How messages, `why` and `erase --source` call it."""
+    namespace: str | None = field(default=None, kw_only=True)
+    """Ids are the same sample only within a namespace; None: the source's name. Sources that
+    name one share it."""
+    overload: Overload = field(default="wait", kw_only=True)
+    """When the agent cannot keep up: `wait` holds the stream back, `sample` values an even
+    sample of it, `drop` drops what comes meanwhile."""
+
+    settles: ClassVar[bool] = False
+    """Whether `run` has work of its own left once the last fates are on the disk, and is waited
+    for."""
+
+    def set_device(self, name: str) -> None:
+        """Take a name for this device, the same after a restart.
+
+        The agent gives it before `open`.
+        """
 
     def open(self) -> None:
-        """Fails at once if the stream cannot be had."""
+        """Fail at once if the stream cannot be had."""
 
     def run(self, intake: IngestQueue) -> None:
-        """Reads the stream, in a thread of its own, until it ends or the intake is stopped."""
+        """Read the stream, in a thread of its own, until it ends or the intake is stopped."""
         raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what `open` took."""
+
+    def deliver(
+        self,
+        intake: IngestQueue,
+        x: Any,
+        y: Any,
+        id: Any = None,  # noqa: A002 - the record's own word
+        acknowledge: Acknowledge | None = None,
+    ) -> bool:
+        """Hand a record over as the source's `overload` says.
+
+        Parameters
+        ----------
+        intake
+            The agent's queue, as `run` got it.
+        x, y, id
+            The record as it came; the agent refuses what is no sample, and says why.
+        acknowledge
+            Called once with the record's fate, in the agent's thread: only then may the record be
+            deleted, acknowledged or forgotten. None: the stream has no way back.
+
+        Returns
+        -------
+        bool
+            False once the agent stops: the record got no fate, and must stay.
+        """
+        arrival = Arrival(x, y, id, self.name, acknowledge)
+        rule: Literal["sample", "drop"] = "drop" if self.overload == "drop" else "sample"
+        return intake.offer(arrival, wait=self.overload == "wait", rule=rule)
 
 
 class OutlierFilter:
-    """How large samples usually are, by the largest number of each: what is far beyond would outweigh all others.
+    """How large samples usually are, by the largest number of each.
 
-    The usual is a median of what came before, or at first of what came together, refused samples included, so that a
-    stream whose scale really changes is believed after a while.
+    What is far beyond would outweigh all others.
+
+    The usual is a median of what came before, or at first of what came together, refused samples
+    included, so that a stream whose scale really changes is believed after a while.
     """
 
     _LATEST, _LEAST = 64, 16
@@ -219,8 +363,24 @@ def screen(
     labels: int,
     erased: Container[int],
     magnitudes: OutlierFilter,
+    ids: SampleIds,
+    stored: Mapping[int, Any],
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
-    """The sound samples as a batch with their arrivals, and the others with the reason of each."""
+    """Return the valid samples as a batch with their arrivals, and the others with a reason each.
+
+    Parameters
+    ----------
+    arrivals
+        What came, all from one source.
+    form, labels
+        What a sample looks like, and how many labels there are.
+    erased
+        The numbers of erased samples, which are refused.
+    magnitudes
+        The bound on the size of a sample's numbers.
+    ids, stored
+        How ids become numbers, and what is known of each stored sample by its number.
+    """
     x = np.stack(
         [
             np.zeros(form.shape, form.dtype) if arrival.x is None else arrival.x
@@ -228,13 +388,17 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) for arrival in arrivals])
-    named = [isinstance(arrival.id, str | int | float | None) for arrival in arrivals]
+    # NaN, which is not even itself, is no id.
+    named = [
+        isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
+        for arrival in arrivals
+    ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
     sound = read & screen_samples(x, y, form.shape, labels)[0]
     huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
-    rows, ids, refused = [], [], []
+    rows, numbers, refused = [], [], []
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
             reason = "shape"
@@ -246,14 +410,16 @@ def screen(
             reason = "not-finite"
         elif huge[row]:
             reason = "huge"
-        elif (id_ := sample_id(arrival.id, x[row].tobytes())) in erased:
-            reason = "erased"
         else:
-            rows.append(row)
-            ids.append(id_)
-            continue
+            content = x[row].tobytes()
+            number = recognised(ids, arrival.source, arrival.id, content, stored)
+            if not is_erased(ids, number, arrival.id, content, erased):
+                rows.append(row)
+                numbers.append(number)
+                continue
+            reason = "erased"
         refused.append((arrival, reason))
-    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(ids, dtype=np.int64))
+    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
 
 

@@ -3,7 +3,8 @@
 import json
 import logging
 import math
-from dataclasses import dataclass, fields, is_dataclass
+import re
+from dataclasses import dataclass, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +15,21 @@ import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
-from fedkeep.agent.record import (
-    AgeClock,
-    CounterBook,
-    DecisionLog,
-    ModelVersion,
-    SampleForm,
-    Tombstones,
+from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
+from fedkeep.agent.retention import AgeClock, ErasedIds
+from fedkeep.agent.sample_ids import DeviceName, SampleIds
+from fedkeep.agent.sources import check_names, make_source
+from fedkeep.agent.store_file import (
+    NAME_BYTES,
+    Opened,
+    StoreLayout,
+    StoreOptions,
+    as_found,
+    least_budget,
+    open_file,
+    plan,
 )
-from fedkeep.agent.sources import make_source
-from fedkeep.agent.store_file import Opened, StoreOptions, least_budget, open_file, plan
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store
 from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
@@ -35,6 +41,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
 from fedkeep.core.regions import regions_for
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import (
     drop_learned,
     drop_misfits,
@@ -60,7 +67,7 @@ _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
 _ARRAY_HEAD_BYTES = 48
 """What the file writes of an array beside its numbers, on average."""
-_POLICY_BYTES = 2048
+_POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
@@ -80,9 +87,14 @@ class AgentOptions:
     """Whether arrivals are valued while the device trains, or wait in the queue until it has."""
     held_out: str | None = None
     """An npz file with `x` and `y` on which models are evaluated; None: on what is stored."""
+    queue: int | None = None
+    """Samples that may wait to be valued; None: those of 4 MB, at least 64 and at most 4,096."""
     seed: int = 0
+    """Of random keys and training; 0: a store draws its keys under a secret of its own, which no \
+sender can aim at."""
 
     def __post_init__(self) -> None:
+        check_range(self, "queue", least=1, most=1 << 20)
         check_range(self, "cpu_cap", above=0, most=1)
         check_range(self, "nice", least=0, most=19)
         check_range(self, "seed", least=0, most=(1 << 63) - 1)
@@ -97,11 +109,13 @@ class SampleOptions:
     dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
     """How they are stored; the models get float32."""
     limit: float = 1e6
-    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all \
+others for ever."""
     names: tuple[str, ...] = ()
     """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
-    outlier: float = 100.0
-    """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
+    outlier: float = 0.0
+    """Given, so is one whose largest number is that many times the usual; 0: what is unusual is \
+kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)
@@ -140,8 +154,10 @@ class AgentConfig:
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
+        names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
+        store = self.store
         return SampleForm(
-            dtype, self.samples.shape, self.store.encoding, self.store.deflate_to, discounts
+            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
         )
 
 
@@ -155,14 +171,15 @@ _TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
-    """The file, checked; relative paths in it are relative to the working directory."""
+    """Read and check a file; relative paths in it are relative to the working directory."""
     return parse_config(read_toml(path))
 
 
 def parse_config(table: Table) -> AgentConfig:
-    """The tables of a configuration, checked.
+    """Check the tables of a configuration.
 
-    >>> config = parse_config({"samples": {"shape": [2], "labels": 2}, "source": [{"kind": "lines"}]})
+    >>> samples = {"shape": [2], "labels": 2}
+    >>> config = parse_config({"samples": samples, "source": [{"kind": "lines"}]})
     >>> config.method.policy_name, config.store.budget, config.sources[0].name
     ('balanced-reservoir', 9000000, 'lines')
     """
@@ -188,6 +205,7 @@ def parse_config(table: Table) -> AgentConfig:
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
+    check_names(config.sources)
     config.form.codec()  # says whether what is asked of it can be
     return config
 
@@ -204,20 +222,31 @@ def _check_device_keys(table: Table) -> None:
 
 
 def assemble(config: AgentConfig) -> Agent:
-    """The agent with its store open and its state restored; a first model is installed if the file brings one."""
+    """Make the agent, with its store open and its state restored.
+
+    A first model is installed if the file brings one.
+    """
     shape, labels = config.samples.shape, config.samples.labels
+    _try_model(config.model, shape)
     learner = learner_of(config.model, shape, labels)
     check_model(learner, shape, labels)
     privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
-    layout = plan(config.store, config.form, _state_bytes(spec))
+
+    def layout_of(options: StoreOptions) -> StoreLayout:
+        chosen = replace(config, store=options)
+        state = _state_bytes(_state_spec(chosen, learner, privacy))
+        return plan(options, chosen.form, state)
+
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    layout, spec = layout_of(config.store), _state_spec(config, learner, privacy)
     opened = open_file(layout, labels, _model_name(config.model))
     try:
         index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
-        device = _make_device(config, learner, store, layout.capacity)
+        draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
+        device = _make_device(config, learner, store, layout.capacity, draw_seed)
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         damaged = bool(opened.file.damage)
@@ -233,7 +262,7 @@ def assemble(config: AgentConfig) -> Agent:
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
-    """The smallest budget in bytes that holds this many samples beside all else."""
+    """Return the smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     privacy = config.method.privacy if config.accounted else None
     spec = _state_spec(config, learner, privacy)
@@ -245,7 +274,9 @@ def _memory_store(config: AgentConfig) -> MemoryStore:
     return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
 
 
-def _make_device(config: AgentConfig, learner: Learner, store: Store, capacity: int) -> Device:
+def _make_device(
+    config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
+) -> Device:
     regions = regions_for(config.method.policy, config.samples.labels)
     return build_device(
         config.method,
@@ -257,6 +288,7 @@ def _make_device(config: AgentConfig, learner: Learner, store: Store, capacity: 
         store=store,
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
         seed=config.agent.seed,
+        draw_seed=draw_seed,
     )
 
 
@@ -266,13 +298,16 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
     It is in every whole commit: with each participation, and at most once a minute between two,
     where only arrays that changed are written.
     """
-    device = _make_device(config, learner, _memory_store(config), capacity=1)
+    device = _make_device(config, learner, _memory_store(config), capacity=1, draw_seed=0)
     parts: dict[str, DescribedState] = {
         "device": device,
         "clock": AgeClock(),
         "counters": CounterBook(),
-        "tombstones": Tombstones(),
+        "tombstones": ErasedIds(config.store.erasure_bytes),
         "model": ModelVersion(),
+        "ids": SampleIds({}),
+        "identity": DeviceName(),
+        "pacer": CommitPacer(0.0, 0, int),
     }
     return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
 
@@ -282,7 +317,10 @@ def _state_bytes(spec: StateSpec) -> int:
 
 
 def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool) -> None:
-    """Puts the door before the agent; a ledger that is lost is not an empty one: then nothing starts."""
+    """Put the release pipeline before the agent.
+
+    A ledger that is lost is not an empty one: then nothing starts.
+    """
     # Beside the store, since neither may take the other with it.
     file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
     said = strip_prefix("gate.ledger", state)
@@ -305,8 +343,8 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
 
 
 def _model_name(model: Table) -> str:
-    """What a model is known by: its table, with its file's content where it has one."""
-    table = dict(model)
+    """Name a model by what it is known by: its table, with its file's content where it has one."""
+    table = {key: value for key, value in model.items() if key not in ("sha256", "load_seconds")}
     if "path" in model:
         path = Path(str(model["path"]))
         try:
@@ -314,6 +352,23 @@ def _model_name(model: Table) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read the model {path}: {error.strerror}") from error
     return json.dumps(table, sort_keys=True, default=str)[:512]
+
+
+def _try_model(model: Table, shape: tuple[int, ...]) -> None:
+    """Run a model's file once where it can do no harm, before it is loaded here."""
+    for key in ("sha256", "load_seconds"):
+        if key in model and "path" not in model:
+            raise ConfigError(f"[model] {key} is for a model from a file: give its path, too")
+    if "path" not in model:
+        return
+    from fedkeep.agent.model_trial import LOAD_SECONDS, try_model  # a megabyte for processes
+
+    sha256, seconds = model.get("sha256"), model.get("load_seconds", LOAD_SECONDS)
+    if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", str(sha256)):
+        raise ConfigError("[model] sha256 must be 64 hex digits, as sha256sum prints them")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"[model] load_seconds must be above 0, got {seconds!r}")
+    try_model(Path(str(model["path"])), sha256, shape, float(seconds))
 
 
 def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
@@ -330,11 +385,13 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
             else type(error).__name__
         )
         raise ConfigError(
-            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; set the shape it was made for"
+            f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; "
+            "set the shape it was made for"
         ) from None
     if outputs.shape != (1, labels):
         raise ConfigError(
-            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: set labels to the model's"
+            f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: "
+            "set labels to the model's"
         )
 
 

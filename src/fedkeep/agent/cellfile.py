@@ -1,17 +1,23 @@
-"""Transactions over the store's file: cells are never overwritten while a root that counts them could be needed.
+"""Transactions over the store's file.
 
-A commit writes new blobs into free cells, syncs, writes the other root, and syncs again. Killed at any point, the
-file is what it was before or what it is after. The file has its full size from the start, so that no commit can
-push it over its budget.
+Cells are never overwritten while a root that counts them could be needed.
 
-A commit that only puts single cells in the place of others needs no root: each new cell says that it counts, and which
-one no longer does. That is one sync, and not a byte beside the cells. Such cells stay untouched until the next root.
+A commit writes new blobs into free cells, syncs, writes the other root, and syncs again. Killed at
+any point, the file is what it was before or what it is after. The file has its full size from the
+start, so that no commit can push it over its budget.
+
+A commit that only puts single cells in the place of others needs no root: each new cell says that
+it counts, and which one no longer does. That is one sync, and not a byte beside the cells. Such
+cells stay untouched until the next root.
 """
 
 import errno
 import fcntl
+import logging
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +28,7 @@ import numpy as np
 from fedkeep.agent.cells import (
     FAR,
     OVERHEAD,
+    PAGE,
     SHIFT,
     Cipher,
     FileCell,
@@ -33,10 +40,13 @@ from fedkeep.agent.cells import (
 )
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import BoolArray
-from fedkeep.files import sync
+from fedkeep.files import put_in_place, sync, temp_path
 
+log = logging.getLogger(__name__)
+_SECTORS = (512, 4096)
 _STRIDE = 1 << 18
-"""Cells are read and a new file is filled about this many bytes at a time, so that opening a store needs little memory.
+"""Cells are read and a new file is filled about this many bytes at a time, so that opening a store
+needs little memory.
 """
 
 
@@ -45,49 +55,97 @@ class StoreError(FedkeepError):
 
 
 class FileDisk:
-    """A preallocated file, readable by its owner only and open in one process at a time; a write may be lost or
-    reordered until a sync returns. Without a size, a file that is only looked at."""
+    """A preallocated file, readable by its owner only and open in one process at a time.
 
-    def __init__(self, path: Path, size: int | None = None) -> None:
+    A write may be lost or reordered until a sync returns. Where the file system can, writes go past
+    the page cache in whole sectors (`O_DIRECT`): the flash then sees 512 bytes where it would see a
+    page of 4,096, and no failing sync leaves anything in a cache that looks as if it were on the
+    disk. A sync also fails once the path no longer leads to this file, unless the file was only
+    deleted: then it is written again under its name.
+
+    Parameters
+    ----------
+    path
+        The file; the last part of its name must not be a link if it is to be written.
+    size
+        Bytes that it has at the least; None: a file that is only looked at.
+    anew
+        Whether it must not be there yet.
+    """
+
+    def __init__(self, path: Path, size: int | None = None, *, anew: bool = False) -> None:
         self.path = path
-        self.written = 0
-        """Bytes handed to the file since it was opened: what the flash has to bear."""
+        self.written = self.block_bytes = self.syncs = 0
+        """Since it was opened.
+
+        Bytes handed to the file, bytes of the sectors or pages that they touch, and syncs.
+        """
         self._owned = size is not None
-        access = os.O_RDWR | os.O_CREAT if self._owned else os.O_RDONLY
-        self._fd = os.open(path, access | os.O_CLOEXEC, 0o600)
+        self._direct: int | None = None
+        self._buffer: mmap.mmap | None = None
+        self._sector = _SECTORS[0]
+        access = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW if self._owned else os.O_RDONLY
+        self._fd = os.open(path, access | os.O_CLOEXEC | os.O_EXCL * anew, 0o600)
         try:
             if size is not None:
-                self._own(size)
+                self._own()
+                self.extend(size)
+                self._open_direct()
         except BaseException:
             self.close()
             raise
 
-    def _own(self, size: int) -> None:
+    def _own(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreError(f"{self.path} is in use by another agent: stop it first") from None
+
+    def extend(self, size: int) -> None:
+        """Make the file at least so long, with space that is really its own."""
         have = os.fstat(self._fd).st_size
         if have >= size:
             return
         try:
             os.posix_fallocate(self._fd, 0, size)
-            # Space that was never written to is booked by the file system in pieces, which take blocks of their own.
+            # Space that was never written to is booked by the file system in pieces,
+            # which take blocks of their own.
             for start in range(have, size, _STRIDE):
-                self.write(start, bytes(min(_STRIDE, size - start)))
+                self._write_buffered(start, memoryview(bytes(min(_STRIDE, size - start))))
             os.fsync(self._fd)
         except OSError as error:
+            os.ftruncate(self._fd, have)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             raise StoreError(
                 f"no room for the {size} bytes of {self.path}: free some or lower the budget"
             ) from error
-        sync(
-            self.path.parent
-        )  # a new file survives a power cut only once its folder is on the disk
+        # A new file survives a power cut only once its folder is on the disk.
+        sync(self.path.parent)
+
+    def cut(self, size: int) -> None:
+        """Overwrite what lies behind so many bytes and give it back."""
+        have = os.fstat(self._fd).st_size
+        if have <= size:
+            return
+        for start in range(size, have, _STRIDE):
+            self._write_buffered(start, memoryview(bytes(min(_STRIDE, have - start))))
+        os.fsync(self._fd)
+        os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._fd).st_size
+
+    @property
+    def direct(self) -> bool:
+        """Whether writes go past the page cache."""
+        return self._direct is not None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
+        """Read exactly `length` bytes: what cannot be read is zero, and no checksum matches it."""
         try:
             data = os.pread(self._fd, length, offset)
         except OSError as error:
@@ -97,19 +155,143 @@ class FileDisk:
         return data.ljust(length, b"\0")
 
     def write(self, offset: int, data: bytes) -> None:
+        """Write bytes that the next sync brings to the disk."""
         view = memoryview(data)
+        if self._direct is not None and self._write_direct(offset, view):
+            return
+        self._write_buffered(offset, view)
+
+    def sync(self) -> None:
+        """Bring all writes to the disk, and see to it that they are found there.
+
+        Raises
+        ------
+        OSError
+            Something may not be on the disk, or another file stands under this one's name.
+        """
+        if not self._owned:
+            return
+        os.fdatasync(self._fd)
+        self.syncs += 1
+        if not self._is_in_place():
+            self._take_name_again()
+
+    def drop_cache(self) -> None:
+        """Forget what was read or written earlier.
+
+        After a failed sync a page cache shows what no disk has.
+        """
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def wipe(self) -> None:
+        """Overwrite the whole file."""
+        self.cut(0)
+
+    def close(self) -> None:
+        """Close the file; the lock goes with it."""
+        if self._direct is not None:
+            os.close(self._direct)
+        self._direct = None
+        os.close(self._fd)
+
+    def _open_direct(self) -> None:
+        """Find out whether, and in which pieces, the file system writes past its cache."""
+        try:
+            self._direct = os.open(
+                f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+            )
+        except OSError:
+            return
+        self._buffer = mmap.mmap(-1, _STRIDE)
+        for self._sector in _SECTORS:
+            try:
+                os.preadv(self._direct, [memoryview(self._buffer)[: self._sector]], 0)
+                return
+            except OSError:
+                continue
+        os.close(self._direct)
+        self._direct = None
+
+    def _write_buffered(self, offset: int, view: memoryview) -> None:
+        self.block_bytes += -(-(offset + len(view)) // PAGE) * PAGE - offset // PAGE * PAGE
         while view:
             done = os.pwrite(self._fd, view, offset)
             self.written += done
             offset += done
             view = view[done:]
 
-    def sync(self) -> None:
-        if self._owned:
-            os.fdatasync(self._fd)
+    def _write_direct(self, offset: int, view: memoryview) -> bool:
+        """Write whole sectors, those at the edges with what is in them.
 
-    def close(self) -> None:
-        os.close(self._fd)
+        False if that cannot be done here.
+        """
+        assert self._direct is not None
+        assert self._buffer is not None
+        sector, end = self._sector, offset + len(view)
+        if -(-end // sector) * sector > self.size:
+            return False
+        start = offset // sector * sector
+        while start < end:
+            stop = min(start + len(self._buffer), -(-end // sector) * sector)
+            low, high = max(start, offset), min(stop, end)
+            if start < low:
+                self._buffer[:sector] = self.read(start, sector)
+            if high < stop and (stop - sector > start or start == low):
+                self._buffer[stop - sector - start : stop - start] = self.read(
+                    stop - sector, sector
+                )
+            self._buffer[low - start : high - start] = view[low - offset : high - offset]
+            part = memoryview(self._buffer)[: stop - start]
+            try:
+                done = os.pwrite(self._direct, part, start)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                os.close(self._direct)
+                self._direct = None
+                return False
+            self.block_bytes += done
+            self.written += max(0, min(high, start + done) - low)
+            if done < sector:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            start += done - done % sector
+        return True
+
+    def _is_in_place(self) -> bool:
+        """Whether the path leads to the file that is written."""
+        try:
+            named = self.path.stat()
+        except FileNotFoundError:
+            return False
+        own = os.fstat(self._fd)
+        return (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino)
+
+    def _take_name_again(self) -> None:
+        """Write a deleted file again, byte by byte; another file under its name is left alone."""
+        if os.path.lexists(self.path):
+            reason = f"{self.path} was replaced by another file: put it back, or restart the agent"
+            raise OSError(errno.ESTALE, reason)
+        new = temp_path(self.path)
+        copy = FileDisk(new, self.size, anew=True)
+        try:
+            for start in range(0, self.size, _STRIDE):
+                copy.write(start, self.read(start, min(_STRIDE, self.size - start)))
+            copy.sync()
+            put_in_place(new, self.path)
+        except BaseException:
+            with suppress(OSError):
+                copy.wipe()
+            copy.close()
+            new.unlink(missing_ok=True)
+            raise
+        if os.fstat(self._fd).st_nlink == 0:  # else it was moved, and is its owner's
+            self.wipe()
+        log.warning("%s was deleted under the agent: written again, with all it held", self.path)
+        self.written += copy.written
+        self.block_bytes += copy.block_bytes
+        self.close()
+        self._fd, self._direct, self._buffer = copy._fd, copy._direct, copy._buffer
+        self._sector = copy._sector
 
 
 class Blob(NamedTuple):
@@ -129,7 +311,10 @@ class Damage:
     roots: bool = False
     """No root was whole: all whole cells were taken, those of replaced samples included."""
     rolled_back: bool = False
-    """The newest root was lost in both places: the one before it counts, and all whole cells that are newer."""
+    """The newest root was lost in both places.
+
+    The one before it counts, and all whole cells that are newer.
+    """
     root_copies: int = 0
     """Roots that were lost in one place only, which costs nothing."""
     label: bool = False
@@ -148,7 +333,8 @@ class Damage:
             )
         elif self.rolled_back:
             said.append(
-                "the newest root is lost: rolled back to the one before it, with all that newer cells hold"
+                "the newest root is lost: rolled back to the one before it, with all that "
+                "newer cells hold"
             )
         return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
 
@@ -159,10 +345,11 @@ class CellFile:
     def __init__(self, disk: FileDisk, geometry: Geometry, cipher: Cipher | None = None) -> None:
         self.disk, self.geometry, self._cipher = disk, geometry, cipher
         self.damage = Damage()
-        self._room = geometry.cell_size - OVERHEAD[cipher is not None]
+        self.room = geometry.cell_size - OVERHEAD[cipher is not None]
         """Bytes of a blob per cell."""
         self._live: BoolArray = np.zeros(geometry.cells, dtype=bool)
         self._soiled = self._live.copy()
+        """Cells that may hold something, whether it counts or not."""
         self._young = self._live.copy()
         """Cells written since the last root: not to be written to before the next."""
         self._places: dict[int, list[int]] = {}
@@ -175,23 +362,30 @@ class CellFile:
         return self.geometry.size - int((~self._live).sum()) * self.geometry.cell_size
 
     def write_label(self, label: Label) -> None:
-        """Puts the label at both ends of the file."""
+        """Put the label at both ends of the file, one after the other.
+
+        A power cut may cost one of them.
+        """
         for place in (0, self.geometry.label_copy):
             self.disk.write(place, label.encode())
-        self.disk.sync()
+            self.disk.sync()
 
     def format(self, label: Label) -> None:
-        """Makes an empty store, with both its roots: a root that is missing later was lost."""
+        """Make an empty store, with both its roots: a root that is missing later was lost."""
         self._write_root(self._live)
         self._write_root(self._live)
         self.write_label(label)
 
     def load(self) -> list[Blob]:
-        """All blobs that count and are whole; also makes the file ready for the next commit, and notes its damage.
+        """All blobs that count and are whole.
 
-        It syncs first: what an earlier process left in the page cache must be on the disk before anything builds on it.
+        Also makes the file ready for the next commit, and notes its damage.
+
+        It syncs first: what an earlier process left in the page cache must be on the disk before
+        anything builds on it.
         """
         self.disk.sync()
+        self.disk.drop_cache()
         roots, cells = self._read_roots(), dict(self._scan())
         written = [root.sequence for root in roots.values()] + [
             cell.sequence for cell in cells.values()
@@ -217,13 +411,15 @@ class CellFile:
         return self._assemble(found)
 
     def reload(self) -> list[Blob]:
-        """All blobs as of the last commit that succeeded; for use after one that failed."""
+        """Return all blobs as of the last commit that succeeded; for use after one that failed."""
+        self.disk.drop_cache()
         return self._assemble({index: cell for index, cell in self._scan() if self._live[index]})
 
     def _read_roots(self) -> dict[int, Root]:
-        """The roots that are whole in at least one place, by half.
+        """Read the roots that are whole in at least one place, by half.
 
-        A root is torn by a crash in its first place only: the copy is written once the first is on the disk.
+        A root is torn by a crash in its first place only: the copy is written once the first is on
+        the disk.
         """
         found, copies, geometry = {}, 0, self.geometry
         for half in (0, 1):
@@ -240,7 +436,7 @@ class CellFile:
         return found
 
     def _scan(self) -> Iterator[tuple[int, FileCell]]:
-        """The cells that are whole, whether they count or not."""
+        """Yield the cells that are whole, whether they count or not."""
         size = self.geometry.cell_size
         step = max(1, _STRIDE // size)
         for start in range(0, self.geometry.cells, step):
@@ -254,7 +450,10 @@ class CellFile:
                     yield start + index, cell
 
     def _assemble(self, cells: dict[int, FileCell]) -> list[Blob]:
-        """The blobs of which no part is missing or was tampered with; they are what counts from now on."""
+        """Put together the blobs of which no part is missing or was tampered with.
+
+        They are what counts from now on.
+        """
         parts: dict[int, dict[int, int]] = {}
         for index, cell in cells.items():
             parts.setdefault(cell.blob, {})[cell.part] = index
@@ -282,16 +481,20 @@ class CellFile:
         *,
         wipe: bool = False,
         atomic: bool = True,
+        below: int | None = None,
     ) -> list[int]:
-        """Adds blobs (kind, data) and removes others, all or nothing; returns the new blobs' numbers.
+        """Add blobs (kind, data) and remove others, all or nothing.
 
-        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns. Where it need not be
-        `atomic`, a crash in the middle may leave some of the new blobs, each in the place of the removed one that
-        stands where it does in the list. On an OSError the transaction did not happen as far as the caller knows, and
-        the next commit may succeed.
+        Returns the new blobs' numbers.
+
+        With `wipe`, what is removed, now or earlier, is also overwritten before the call returns.
+        Where it need not be `atomic`, a crash in the middle may leave some of the new blobs, each
+        in the place of the removed one that stands where it does in the list. With `below`, only
+        cells of lower numbers are written. On an OSError the transaction did not happen as far as
+        the caller knows, and the next commit may succeed.
         """
         cells = self._lay_out(add)
-        taken = self._places_for(cells)
+        taken = self._places_for(cells, below)
         removed = [number for number in remove if number in self._places]
         freed = [index for number in removed for index in self._places[number]]
         live = self._live.copy()
@@ -318,19 +521,25 @@ class CellFile:
         return sorted({cell.blob for cell in cells})
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Lets go of blobs that were salvaged but never counted together, without needing room; writes a root."""
+        """Lets go of blobs that were salvaged but never counted together, without needing room.
+
+        Writes a root.
+        """
         for number in numbers:
             self._live[self._places.pop(number)] = False
         self._write_root(self._live)
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
-        """The cells of new blobs, sealed, those that go far away last; a root is written first where one is due.
+        """Return the cells of new blobs, sealed, those that go far away last.
 
-        After a commit whose fate is unknown it makes what was before the newest again, before any cell is reused; and
-        where too few cells are left it gives back those that light commits have freed of each other's.
+        A root is written first where one is due.
+
+        After a commit whose fate is unknown it makes what was before the newest again, before any
+        cell is reused; and where too few cells are left it gives back those that light commits have
+        freed of each other's.
         """
         split = [
-            [data[i : i + self._room] for i in range(0, max(1, len(data)), self._room)]
+            [data[i : i + self.room] for i in range(0, max(1, len(data)), self.room)]
             for _, data in add
         ]
         if self._in_doubt or np.sum(~self._live & ~self._young) < sum(map(len, split)):
@@ -345,12 +554,41 @@ class CellFile:
                 cells.append(cell._replace(data=sealed))
         return sorted(cells, key=lambda cell: cell.kind == FAR)
 
-    def _places_for(self, cells: list[FileCell]) -> list[int]:
+    def last_cell(self, number: int) -> int:
+        """Return the highest cell of a blob that counts."""
+        return max(self._places[number])
+
+    def adopt(self, label: Label) -> None:
+        """Take on the geometry of a label, whose cells and roots have the same sizes.
+
+        What counts must lie within it.
+
+        Roots and label are written at the new end first, so that the label at the file's head
+        decides at once.
+        """
+        new, count = label.geometry, min(label.geometry.cells, self.geometry.cells)
+        live = np.zeros(new.cells, dtype=bool)
+        live[:count] = self._live[:count]
+        self.disk.extend(new.size)
+        for half in (0, 1):
+            self._sequence += 1
+            root = Root(self._sequence, np.packbits(live).tobytes(), self._wipe_due)
+            self.disk.write(new.root(half, 1), root.encode(new.cells))
+        for place in (new.label_copy, 0):
+            self.disk.write(place, label.encode())
+            self.disk.sync()
+        self.geometry, self._live, self._half, self._cursor = new, live, 1, 0
+        self._soiled, self._young = np.ones_like(live), np.zeros_like(live)
+        for _ in range(2):
+            self._write_root(live)
+
+    def _places_for(self, cells: list[FileCell], below: int | None = None) -> list[int]:
         """Free cells, going round the file so that it wears evenly."""
-        free = np.flatnonzero(~self._live & ~self._young)
+        free = np.flatnonzero((~self._live & ~self._young)[:below])
         if len(free) < len(cells):
             raise StoreError(
-                f"the store's budget has no room for {len(cells)} more cells: raise it or lower the capacity"
+                f"the store's budget has no room for {len(cells)} more cells: raise it or "
+                "lower the capacity"
             )
         free = np.roll(free, -int(np.searchsorted(free, self._cursor)))
         near = sum(cell.kind != FAR for cell in cells)
@@ -375,7 +613,10 @@ class CellFile:
         self.disk.sync()
 
     def _write_root(self, live: BoolArray) -> None:
-        """Goes into the older half; until its sync returns, either root may be the one on the disk."""
+        """Goes into the older half.
+
+        Until its sync returns, either root may be the one on the disk.
+        """
         self._sequence += 1
         bitmap = np.packbits(live).tobytes()
         root = Root(self._sequence, bitmap, self._wipe_due).encode(self.geometry.cells)
@@ -388,7 +629,7 @@ class CellFile:
         self._young[:] = False
 
     def _wipe_free(self) -> None:
-        """Overwrites every free cell that ever held something, then says so in a new root."""
+        """Overwrite every free cell that ever held something, then say so in a new root."""
         targets = np.flatnonzero(self._soiled & ~self._live).tolist()
         self._write_cells(targets, [b""] * len(targets))
         self._soiled[targets] = False
@@ -397,5 +638,5 @@ class CellFile:
 
 
 def _bound_to(cell: FileCell) -> bytes:
-    """What a sealed cell opens with, and no other does."""
+    """Return what a sealed cell opens with, and no other does."""
     return f"{cell.kind}/{cell.blob}/{cell.part}/{cell.parts}".encode()

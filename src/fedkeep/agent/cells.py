@@ -1,16 +1,21 @@
-"""The store's file, byte by byte: a label, two roots, and cells of one size that each describe themselves.
+"""The store's file, byte by byte.
 
-    [label 4096][root A][root B][cell 0][cell 1] ... [copy of root A][copy of root B][copy of the label 4096]
+A label, two roots, and cells of one size that each describe themselves.
 
-A cell holds one part of one blob: a sample, or an array of the device's state. Its header and checksum make it
-readable without any other part of the file, which is what lets a damaged file give back all that is undamaged.
-A root lists the cells that count, as a bitmap under a sequence number; the newest one that is whole wins, in either of
-its two places. A cell newer than that root may count by itself: it says so, and which cell it takes the place of.
-Encryption at rest is AES-GCM over the content of each cell.
+    [label 4096][root A][root B][cell 0][cell 1] ... [copy of root A][copy of root B][copy of the
+    label 4096]
+
+A cell holds one part of one blob: a sample, or an array of the device's state. Its header and
+checksum make it readable without any other part of the file, which is what lets a damaged file give
+back all that is undamaged. A root lists the cells that count, as a bitmap under a sequence number;
+the newest one that is whole wins, in either of its two places. A cell newer than that root may
+count by itself: it says so, and which cell it takes the place of. Encryption at rest is AES-GCM
+over the content of each cell.
 """
 
 import json
 import os
+import stat
 import struct
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
@@ -37,7 +42,10 @@ OVERHEAD = {False: _HEADER, True: _HEADER + _NONCE + 16}
 SHIFT = 20
 """A blob's number is that of its transaction, shifted by this, and its place within it."""
 FAR = 4
-"""The kind of a blob that is kept half a file away from what is written with it: the copy of something dear."""
+"""The kind of a blob that is kept half a file away from what is written with it.
+
+The copy of something dear.
+"""
 LIGHT = 0x80
 """Beside a cell's kind: it counts without a root that says so."""
 
@@ -53,7 +61,10 @@ class Geometry:
 
     @classmethod
     def within(cls, budget: int, cell_size: int) -> "Geometry":
-        """The most cells that fit into `budget` bytes with everything else, also when counted in whole pages."""
+        """Return the geometry of the most cells that fit into `budget` bytes with all else.
+
+        Also when counted in whole pages.
+        """
         room = budget // PAGE * PAGE - 2 * PAGE
 
         def root_size(cells: int) -> int:
@@ -68,13 +79,16 @@ class Geometry:
         return cls(size, cell_size, cells, root_size(cells))
 
     def root(self, half: int, copy: int = 0) -> int:
+        """Return where a root begins."""
         return (PAGE if copy == 0 else self.label_copy - 2 * self.root_size) + half * self.root_size
 
     def cell(self, index: int) -> int:
+        """Return where a cell begins."""
         return PAGE + 2 * self.root_size + index * self.cell_size
 
     @property
     def label_copy(self) -> int:
+        """Where the second label begins."""
         return self.size - PAGE
 
 
@@ -87,12 +101,16 @@ class Label:
     """What the owner of the file writes down about its blobs, as JSON."""
 
     def encode(self) -> bytes:
+        """Return the label as a page."""
         body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()
         return (_LABEL.pack(LABEL_MAGIC, len(body), crc32(body)) + body).ljust(PAGE, b"\0")
 
 
 def decode_label(page: bytes) -> Label | None:
-    """The label, or None if the page is damaged; a whole one of another format is none that could be mended."""
+    """Return the label, or None if the page is damaged.
+
+    A whole one of another format is none that could be mended.
+    """
     magic, length, checksum = _LABEL.unpack_from(page)
     body = page[_LABEL.size : _LABEL.size + length]
     if magic != LABEL_MAGIC or len(body) != length or crc32(body) != checksum:
@@ -100,8 +118,10 @@ def decode_label(page: bytes) -> Label | None:
     fields = json.loads(body)
     if (version := fields.pop("format")) != FORMAT:
         raise ConfigError(
-            f"is a store of format {version} and this fedkeep reads {FORMAT}: left untouched; take its samples out by "
-            "`fedkeep agent store export` of the version that wrote it, or set [store] path to another file"
+            f"is a store of format {version} and this fedkeep reads {FORMAT}: left untouched; "
+            "take its samples out by "
+            "`fedkeep agent store export` of the version that wrote it, or set [store] path "
+            "to another file"
         )
     return Label(form=fields.pop("form"), geometry=Geometry(**fields))
 
@@ -116,11 +136,13 @@ class Root:
     """Whether free cells may still hold what was erased."""
 
     def encode(self, cells: int) -> bytes:
+        """Return the root as bytes."""
         fields = (_ROOT_MAGIC, FORMAT, self.wipe, self.sequence, cells)
         return _ROOT.pack(*fields, crc32(self.bitmap, crc32(_ROOT.pack(*fields, 0)))) + self.bitmap
 
 
 def decode_root(area: bytes, cells: int) -> Root | None:
+    """Return the root, or None if it is damaged or of another geometry."""
     magic, version, wipe, sequence, count, _ = _ROOT.unpack_from(area)
     if magic != _ROOT_MAGIC or version != FORMAT or count != cells:
         return None
@@ -147,6 +169,7 @@ class FileCell(NamedTuple):
         return self.blob >> SHIFT
 
     def encode(self) -> bytes:
+        """Return the cell as bytes."""
         kind = self.kind | LIGHT * self.light
         freed = 0 if self.frees is None else self.frees + 1
         head = _CELL.pack(
@@ -156,7 +179,7 @@ class FileCell(NamedTuple):
 
 
 def decode_cell(raw: bytes) -> FileCell | None:
-    """The cell, or None if it is empty or damaged."""
+    """Return the cell, or None if it is empty or damaged."""
     magic, version, kind, part, parts, freed, blob, length = _CELL.unpack_from(raw)
     if magic != _CELL_MAGIC or version != FORMAT or length > len(raw) - _HEADER or part >= parts:
         return None
@@ -180,11 +203,12 @@ class Cipher:
         """Tells keys apart without telling the key."""
 
     def seal(self, data: bytes, place: bytes) -> bytes:
+        """Return the content encrypted, to be opened at this place only."""
         nonce = os.urandom(_NONCE)
         return nonce + self._aead.encrypt(nonce, data, place)
 
     def unseal(self, sealed: bytes, place: bytes) -> bytes | None:
-        """The content, or None if it was tampered with."""
+        """Return the content, or None if it was tampered with."""
         from cryptography.exceptions import InvalidTag
 
         try:
@@ -194,11 +218,16 @@ class Cipher:
 
 
 def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
-    """Under the key of a file of 64 hex digits (or 32 raw bytes), or of an environment variable; None for neither."""
+    """Under the key of a file of 64 hex digits (or 32 raw bytes), or of an environment variable.
+
+    None for neither.
+    """
     if file is None and variable is None:
         return None
     place = str(file) if file is not None else f"the environment variable {variable}"
     try:
+        if file is not None and Path(file).stat().st_mode & stat.S_IRWXO:
+            raise ConfigError(f"{place} can be read by everybody: `chmod 600 {place}` first")
         key = (
             os.environ.get(variable or "", "").encode() if file is None else Path(file).read_bytes()
         )
@@ -219,18 +248,23 @@ def cipher_of(file: str | Path | None, variable: str | None) -> Cipher | None:
 
 
 def check_key(written: str | None, cipher: Cipher | None, path: Path) -> None:
-    """Refuses to go on when the file was made under another key: nothing of it could be read, nor may it be lost."""
+    """Refuses to go on when the file was made under another key.
+
+    Nothing of it could be read, nor may it be lost.
+    """
     given = cipher.name if cipher else None
     if written == given:
         return
     if written is None:
         raise ConfigError(
-            f"{path} is not encrypted, but a key is set: erase the file or unset the key"
+            f"{path} is not encrypted, but a key is set: encrypt it by "
+            f"`fedkeep agent store rekey {path} --new-key-file FILE`, or unset the key"
         )
     if given is None:
         raise ConfigError(
             f"{path} is encrypted: set key_file or key_env of [store] to the key {written}"
         )
     raise ConfigError(
-        f"{path} was encrypted under the key {written}, not {given}: its samples need that key"
+        f"{path} was encrypted under the key {written}, not {given}: its samples need that key; "
+        "`fedkeep agent store rekey` changes it where both are known"
     )

@@ -1,4 +1,7 @@
-"""The agent's life as a process: start everything, value until told to stop, stop everything, and say so."""
+"""The agent's life as a process.
+
+Start everything, value until told to stop, stop everything, and say so.
+"""
 
 import ctypes
 import gc
@@ -25,13 +28,15 @@ _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
 """The first refusals are told sooner: something is probably not as its owner thinks."""
+_SETTLING_SECONDS = 2.0
+"""How long sources may take to put away what the last commit settled."""
 _LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
 
 
 class CpuThrottle:
-    """Keeps the process to a share of one core by resting after work, and gives memory back once a burst is over.
+    """Keeps the process to a share of one core, and gives memory back once a burst is over.
 
     The allocator alone would keep what is free.
     """
@@ -52,6 +57,7 @@ class CpuThrottle:
             self._start = time.process_time()
 
     def give_back(self) -> None:
+        """Give free memory back to the system."""
         self._judged = 0
         gc.collect()
         if self._trim is not None:
@@ -59,7 +65,10 @@ class CpuThrottle:
 
 
 def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, once: bool) -> None:
-    """Reads a source in a thread of its own: what it cannot foresee it tries again, but for a wrong configuration."""
+    """Read a source in a thread of its own.
+
+    What it cannot foresee it tries again, but for a wrong configuration.
+    """
     pause = 1.0
     while not intake.stopped:
         try:
@@ -80,7 +89,7 @@ def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, on
 
 
 def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
-    """Runs the agent until a signal asks it to stop, or until all sources have ended."""
+    """Run the agent until a signal asks it to stop, or until all sources have ended."""
     if until_sources_end and not config.sources:
         raise ConfigError(
             "there is no [[source]] that could end: add one, or leave --until-sources-end out"
@@ -92,10 +101,12 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         agent = assemble(config)
         stack.callback(agent.store.file.disk.close)
         stack.callback(serve_metrics(agent))
+        agent.remove_expired()
+        agent.commit()
         for source in config.sources:
+            source.set_device(agent.identity.name)
             source.open()
             stack.callback(source.close)
-        agent.commit()
         os.nice(config.agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(agent)))
@@ -105,6 +116,7 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
 
 def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
     errors: list[FedkeepError] = []
+    agent.intake.ends = until_sources_end
     read = partial(_read, agent.intake, errors, once=until_sources_end)
     readings = [
         threading.Thread(target=read, args=(source,), daemon=True)
@@ -112,29 +124,45 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     ]
     for reading in readings:
         reading.start()
-    frugality, voice, ended = (
-        CpuThrottle(agent.config.agent.cpu_cap),
-        ProgressLogger(agent),
-        watch(agent.alive),
-    )
+
+    def commit() -> bool:
+        with agent.lock:
+            return agent.commit()
+
+    frugality, voice = CpuThrottle(agent.config.agent.cpu_cap), ProgressLogger(agent)
     frugality.give_back()
     notify("READY=1")
+    ended = watch(agent.alive)
     while not stop.is_set():
-        done = until_sources_end and not any(reading.is_alive() for reading in readings)
+        reads = any(reading.is_alive() for reading in readings) or agent.disk_error
+        done = until_sources_end and not reads
         judged = agent.step(agent.config.store.commit_ms / 1000)
         voice.speak()
         frugality.after(judged)
-        if any(isinstance(error, ConfigError) for error in errors) or (done and not judged):
+        if any(isinstance(error, ConfigError) for error in errors):
+            break
+        # What the sources brought last must be on the disk, however long that takes.
+        if done and not judged and not len(agent.intake) and commit():
             break
     notify("STOPPING=1")
     agent.intake.stop()
     while agent.step(0.0):
         pass
-    agent.commit()
+    agent.remove_expired()
+    written = commit()
+    last = time.monotonic() + _SETTLING_SECONDS
+    for source, reading in zip(agent.config.sources, readings, strict=True):
+        if source.settles:
+            reading.join(max(0.0, last - time.monotonic()))
     ended.set()
     refused = voice.conclude()
     if errors:
         raise errors[0]
+    if not written:
+        raise FedkeepError(
+            f"the store cannot be written ({agent.disk_error}): what the agent read last is not "
+            "stored, and no sender got an answer for it"
+        )
     if until_sources_end and refused:
         raise FedkeepError(
             f"not one record was a sample ({refused}): docs/agent.md says what each source reads"
@@ -142,23 +170,38 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
 
 
 def introduce(agent: Agent) -> None:
-    """What this agent is, how many samples fit, and what it waits for."""
+    """Log what this agent is, how many samples fit, and what it waits for."""
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
     log.info(
-        "policy %s (%s), model %s, samples of %s %s and %d labels; room for %d samples in %d bytes, %d each; %d stored",
-        config.method.policy_name, config.preset, model, shape, config.samples.dtype, config.samples.labels,
-        agent.device.capacity, geometry.size, geometry.cell_size, len(agent.store),
+        "policy %s (%s), model %s, samples of %s %s and %d labels; "
+        "room for %d samples in %d bytes, %d each; %d stored",
+        config.method.policy_name, config.preset, model, shape, config.samples.dtype,
+        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size,
+        len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
             config.method.storage.quotas == "soft"
         )
         valued = agent.device.model is not None and config.method.policy.uses_global_gradient
-        kept = "what is most like the mean of all that came" if valued else "a random draw"
-        log.info(
-            "no server has called yet: until one does, %s of each label seen is kept%s", kept, lent
+        if not config.method.policy.needs_model:
+            log.info("no server has called yet: policy %s needs none", config.method.policy_name)
+        else:
+            kept = "what is most like the mean of all that came" if valued else "a random draw"
+            log.info(
+                "no server has called yet: until one does, %s of each label seen is kept%s",
+                kept,
+                lent,
+            )
+    plain = agent.ids.plain
+    if config.sources and plain not in {agent.ids.namespace(one.name) for one in config.sources}:
+        log.warning(
+            "no [[source]] has the namespace '%s' that the store was made with: ids that come now "
+            "are of other samples, erased ones too; set namespace = '%s' where they are the same",
+            plain,
+            plain,
         )
     names = ", ".join(source.name for source in config.sources) or "nothing: there is no [[source]]"
     log.info(
@@ -178,7 +221,7 @@ class ProgressLogger:
         self._live = sys.stderr.isatty()
 
     def speak(self) -> None:
-        """Called often; says something where there is something to say and it is time."""
+        """Log or show what has changed, if it is time; called often."""
         now = time.monotonic()
         if self._live and now >= self._next_live:
             self._next_live = now + _LIVE_SECONDS
@@ -193,7 +236,10 @@ class ProgressLogger:
         notify(f"STATUS={self._summary()}")
 
     def conclude(self) -> str:
-        """Says what came of it all; returns what was wrong with the records, where not one of them was sound."""
+        """Says what came of it all.
+
+        Returns what was wrong with the records, where not one of them was sound.
+        """
         if self._live:
             sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
@@ -207,13 +253,15 @@ class ProgressLogger:
         said = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
         if refused := _refusals(counts):
             said += f", refused {refused}"
-        if skipped := counts["skipped.overload"]:
+        if skipped := counts["skipped.sample"] + counts["skipped.drop"]:
             said += f", {skipped} skipped"
+        if self._agent.waiting:
+            said += f", waiting ({self._agent.waiting})"
         return f"{said}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
 
 
 def _refusals(counts: Counter[str]) -> str:
-    """What was wrong with records, by reason; a sample that is merely worth less is not wrong."""
+    """Return what was wrong with records, by reason: not that a sample's score was too low."""
     wrong = sorted(
         name for name in counts if name.startswith("refused.") and name != "refused.score"
     )
@@ -221,7 +269,10 @@ def _refusals(counts: Counter[str]) -> str:
 
 
 def notify(message: str) -> None:
-    """Sends a line such as `READY=1` to systemd; a listener that is gone is no fault of the agent."""
+    """Send a line such as `READY=1` to systemd.
+
+    A listener that is gone is no fault of the agent.
+    """
     if address := os.environ.get("NOTIFY_SOCKET", ""):
         with (
             suppress(OSError),
@@ -233,7 +284,7 @@ def notify(message: str) -> None:
 
 
 def watch(alive: Callable[[], bool]) -> threading.Event:
-    """Tells systemd, if it watches this process, that the agent is alive for as long as it is, or until the event."""
+    """Notify systemd, if it watches this process, for as long as the agent is alive."""
     ended, period = threading.Event(), os.environ.get("WATCHDOG_USEC", "")
     meant = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
 

@@ -1,4 +1,7 @@
-"""The store on disk: the core's in-memory store decides, this one makes its decisions survive a power cut."""
+"""The store on disk.
+
+The core's in-memory store decides, this one makes its decisions survive a power cut.
+"""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -10,12 +13,14 @@ from fedkeep.agent.cellfile import Blob, CellFile
 from fedkeep.agent.record import (
     APART,
     META_BYTES,
-    AgeClock,
     DecisionLog,
     SampleForm,
     SampleMetadata,
     Verdict,
+    join_name,
+    split_name,
 )
+from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import MemoryStore
@@ -23,15 +28,25 @@ from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, Sta
 from fedkeep.encoding import SampleCodec
 
 COPIES = 2
-"""Of what samples cannot be read without: the scales of their encoding, and the names of their sources."""
+"""Of what samples cannot be read without.
+
+The scales of their encoding, and the names of their sources.
+"""
 _SOURCES = "sources"
 SOURCE_NAMES = 256
-"""Bytes for the names of sources; those that came when it was full are known as long as the process lives."""
+"""Bytes for the names of sources.
+
+Those that came when it was full are known as long as the process lives.
+"""
 _BUCKET = 64
-"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes."""
+"""Ranks are written in buckets of about this many samples, so that a renewed score costs few bytes.
+"""
 _RANK = [("ids", "<i8"), ("scores", "<f8"), ("arrivals", "<i8"), ("uses", "<i4"), ("tiers", "i1")]
 RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
-"""A rank, by whether the score that counts may not be the sample's own: where `after_use` is `discount`."""
+"""A rank, by whether the score that counts may not be the sample's own.
+
+Where `after_use` is `discount`.
+"""
 _RANKS = "ranks."
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
@@ -40,7 +55,8 @@ _RANKED = 1
 class DurableStore:
     """Implements the `Store` port; changes reach the file all at once, by `commit`.
 
-    A sample's record is written once. Scores that change later go into small arrays of ranks beside it.
+    A sample's record is written once. Scores that change later go into small arrays of ranks beside
+    it.
     """
 
     def __init__(
@@ -60,16 +76,26 @@ class DurableStore:
         """Noted with every decision; the agent sets it when a new model arrives."""
         self.source = ""
         """Where the batch being offered comes from."""
+        self.names: dict[int, str] = {}
+        """What the samples of that batch were called, by their ids, where the id is not the name
+        itself.
+        """
+        self.name_bytes = form.name_bytes
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
         self._ranks: State = {}
         """As they were found in the file."""
         self.records: dict[int, SampleMetadata] = {}
-        """What was known of each sample when it was stored; also before `restore` has put them to use."""
+        """What was known of each sample when it was stored.
+
+        Also before `restore` has put them to use.
+        """
         self._blobs: dict[int, int] = {}
         self.staged: dict[int, tuple[bytes, int | None]] = {}
-        """Samples that the next commit has to write, encoded, each with the blob whose place it takes, if any."""
+        """Samples that the next commit has to write, encoded, each with the blob whose place it
+        takes, if any.
+        """
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
@@ -78,13 +104,18 @@ class DurableStore:
         self._samples: dict[int, bytes] = {}
         self._sources = [""]
         self.readable = False
-        """Whether all that samples cannot be read without is on the disk; if not, a commit of some must be whole."""
+        """Whether all that samples cannot be read without is on the disk.
+
+        If not, a commit of some must be whole.
+        """
 
     def configure(self, quotas: IntArray) -> list[int]:
+        """Set the slots of each region; returns the ids of what was dropped."""
         self._quotas = quotas.copy()
         return self._let_go(self._index.configure(quotas), Verdict.DROPPED)
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer samples; what is kept is written by the next commit."""
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
@@ -98,7 +129,16 @@ class DurableStore:
                 continue
             known = [column[i].item() for column in columns]
             note = SampleMetadata._make(
-                [*known, self.model_version, taken, wall, self.source, int(regions[i]), 0]
+                [
+                    *known,
+                    self.model_version,
+                    taken,
+                    wall,
+                    self.source,
+                    int(regions[i]),
+                    0,
+                    self.names.get(known[0], "") if self.name_bytes else "",
+                ]
             )
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
@@ -108,7 +148,8 @@ class DurableStore:
                     self._settled.get(batch.x[i].tobytes())
                     or self.codec.encode(batch.x[i : i + 1])[0]
                 )
-                self.records[note.id], self.staged[note.id] = note, (row, place)
+                content = join_name(row, note.name, self.name_bytes)
+                self.records[note.id], self.staged[note.id] = note, (content, place)
                 sources = [*self._sources, self.source]
                 if (
                     self.source not in self._sources
@@ -118,6 +159,7 @@ class DurableStore:
         return outcome
 
     def rescore(self, scores: Scores) -> list[int]:
+        """Rank what is stored anew; returns the ids of what was dropped."""
         return self._let_go(self._index.rescore(scores), Verdict.DROPPED)
 
     def state_spec(self) -> StateSpec:
@@ -126,14 +168,14 @@ class DurableStore:
         return {"quotas": quotas}
 
     def snapshot(self) -> State:
-        """The quotas only: samples and ranks have their own place in the file."""
+        """Take the quotas only: samples and ranks have their own place in the file."""
         return {} if self._quotas is None else {"quotas": self._quotas}
 
     def restore(self, state: State) -> None:
-        """Fills the in-memory store from the file that was loaded, under the quotas of `state`.
+        """Fill the in-memory store from the file that was loaded, under the quotas of `state`.
 
-        Where there are none, or samples are newer than those that stand beside them, every sample has a slot and the
-        rest are divided evenly, until the device divides them anew.
+        Where there are none, or samples are newer than those that stand beside them, every sample
+        has a slot and the rest are divided evenly, until the device divides them anew.
         """
         columns = rank_columns(self._ranks, self.records.values())
         notes = [self.records[id_] for id_ in columns["ids"].tolist()]
@@ -153,7 +195,10 @@ class DurableStore:
         return len(self._index)
 
     def as_stored(self, x: AnyArray) -> AnyArray:
-        """Samples as they come back from the file: what is valued and trained must be what is kept."""
+        """Return samples as they come back from the file.
+
+        What is valued and trained must be what is kept.
+        """
         if not len(x) or self.codec.is_plain(x):
             return x.astype(np.float32, copy=False)
         if self.codec.learn(x):
@@ -164,13 +209,16 @@ class DurableStore:
         return settled
 
     def notes(self) -> list[SampleMetadata]:
-        """What is known of each stored sample, with its present score, oldest arrival first."""
+        """Return what is known of each stored sample, with its present score, oldest first."""
         ranks = self.ranks()
         columns = zip(*(ranks[name].tolist() for name in ("ids", "scores", "uses")), strict=True)
         return [self.records[id_]._replace(score=score, uses=uses) for id_, score, uses in columns]
 
     def write_down_since(self, arrival: int) -> int:
-        """Logs the samples that arrived then or later, whose decisions a crash took; returns how many there were."""
+        """Log the samples that arrived then or later, whose decisions a crash took.
+
+        Returns how many there were.
+        """
         notes = sorted(
             (n for n in self.records.values() if n.arrival >= arrival), key=lambda n: n.arrival
         )
@@ -179,7 +227,10 @@ class DurableStore:
         return len(notes)
 
     def forget(self, ids: Iterable[int], verdict: Verdict) -> int:
-        """Drops samples for good; the commit that follows must wipe. Returns how many there were."""
+        """Drop samples for good; the commit that follows must wipe.
+
+        Returns how many there were.
+        """
         gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
@@ -190,7 +241,10 @@ class DurableStore:
         return len(self._let_go(gone.tolist(), verdict))
 
     def load(self, blobs: list[Blob]) -> State:
-        """Takes over what a file holds; returns the arrays that others committed with the samples."""
+        """Take over what a file holds.
+
+        Returns the arrays that others committed with the samples.
+        """
         self.records, self._blobs = {}, {}
         self._samples, self.staged = {}, {}
         newest = record.newest_of(blobs)
@@ -204,21 +258,23 @@ class DurableStore:
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
+            row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
             self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0
+                region=note.label if self._index.regions > 1 else 0, name=name
             )
-            self._blobs[note.id], self._samples[note.id] = blob.number, blob.data[META_BYTES:]
+            self._blobs[note.id], self._samples[note.id] = blob.number, row
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
         }
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
-        """Writes samples, ranks and `state` in one transaction; returns once it is on the disk.
+        """Write samples, ranks and `state` in one transaction; returns once it is on the disk.
 
-        Without a `state` only samples are written, each in the place of the one it replaced: no byte besides. Then a
-        crash in the middle may leave some of them and not others. Raises OSError if the disk is full or fails. Then
-        nothing was committed, and the file's `reload` gives back what was.
+        Without a `state` only samples are written, each in the place of the one it replaced: no
+        byte besides. Then a crash in the middle may leave some of them and not others. Raises
+        OSError if the disk is full or fails. Then nothing was committed, and the file's `reload`
+        gives back what was.
         """
         changed: dict[str, tuple[int, bytes]] = {}
         replaced: list[str] = []
@@ -267,7 +323,10 @@ class DurableStore:
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
-        """These samples left for no newcomer: the log keeps that they did, and nothing of what they were."""
+        """Let samples go that left for no newcomer.
+
+        The log keeps that they did, and nothing of what they were.
+        """
         for id_ in (id_ for id_ in ids if id_ in self.records):
             place = self._discard(id_)
             if place is not None:
@@ -280,15 +339,19 @@ class DurableStore:
 
 
 def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:
-    """Gives a codec the scales that stand among the state, and returns the names of the samples' sources.
+    """Give a codec the scales that stand among the state.
 
-    Samples without their scales cannot be read by anyone; without those names, only less is known of them.
+    Returns the names of the samples' sources.
+
+    Samples without their scales cannot be read by anyone; without those names, only less is known
+    of them.
     """
     kept = {name.split(".", 2)[2]: array for name, array in state.items() if name.startswith(APART)}
     codec.restore(kept)
     if not codec.ready and any(isinstance(name, int) for name in newest):
         raise ConfigError(
-            "the scales of the store's encoding are lost in both places, and without them nobody can read its samples: "
+            "the scales of the store's encoding are lost in both places, and without them "
+            "nobody can read its samples: "
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
@@ -301,7 +364,7 @@ def _digest(data: bytes) -> bytes:
 def _rank_arrays(
     ranks: State, notes: dict[int, SampleMetadata], capacity: int, *, discounts: bool
 ) -> State:
-    """The ranks of a `MemoryStore` that are no longer as the samples' records have them, as arrays for the file."""
+    """Return, for the file, the ranks that are no longer as the samples' records have them."""
     recorded = [notes[id_] for id_ in ranks["ids"].tolist()]
     differ = (
         (ranks["uses"] > 0) | (ranks["tiers"] != _RANKED) | (ranks["effective"] != ranks["scores"])
@@ -316,7 +379,7 @@ def _rank_arrays(
 
 
 def rank_columns(arrays: State, notes: Iterable[SampleMetadata]) -> State:
-    """The ranks of these samples, by arrival: as such arrays have them, or else their records."""
+    """Return the ranks of these samples, by arrival: from such arrays, or else their records."""
     ranks = {
         int(row["ids"]): row
         for name, array in arrays.items()

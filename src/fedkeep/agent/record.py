@@ -1,18 +1,17 @@
-"""What the blobs of a store hold, and how it becomes bytes and comes back: samples, and named arrays of state.
+"""What the blobs of a store hold, and how it becomes bytes and comes back.
 
-Then the small state that is committed with the samples: what was counted, erased and decided, and how old it is.
+Samples, and named arrays of state.
+
+Then the small state that is committed with the samples: what was counted and decided.
 """
 
 import json
 import math
 import struct
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 
 from fedkeep.agent.cellfile import Blob
 from fedkeep.agent.cells import FAR
-from fedkeep.config.canonical import present_name, stored_name
+from fedkeep.config.canonical import stored_name
+from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
@@ -28,7 +28,8 @@ from fedkeep.protocol.messages import Reason
 
 SAMPLE, ARRAY, PACK = 1, 2, 3
 _NOTE = struct.Struct("<qqdfqiiIdH")
-"""Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time, number of the source."""
+"""Id, arrival, score, floor, displaced, label, model version, age in whole seconds, wall time,
+number of the source."""
 META_BYTES = _NOTE.size
 _LENGTH = struct.Struct("<I")
 _PACK_NAME = ""
@@ -36,14 +37,18 @@ _SMALL = 256
 """Arrays of at most this many bytes share one blob: a cell each would waste most of it."""
 _COUNTER_BYTES = 1024
 """More than the counts by name ever take as text."""
-REMEMBERED = 512
-"""Ids that were erased last."""
 APART = "apart."
-"""How the names of arrays begin that are kept twice, far from each other: one of them must outlive the other."""
+"""How the names of arrays begin that are kept twice, far from each other.
+
+One of them must outlive the other.
+"""
 
 
 class SampleMetadata(NamedTuple):
-    """All that is stored of a sample besides the sample itself, and at the end what is known of it otherwise."""
+    """All that is stored of a sample besides the sample itself.
+
+    At the end stands what is known of it otherwise.
+    """
 
     id: int
     arrival: int = -1
@@ -61,10 +66,36 @@ class SampleMetadata(NamedTuple):
     source: str = ""
     region: int = -1
     uses: int = 0
+    name: str = ""
+    """Its id as it came, where that is not the number itself and was short enough to be kept."""
+
+
+def join_name(row: bytes, name: str, most: int) -> bytes:
+    """Return an encoded sample with its name behind it, where names of up to `most` bytes are kept.
+
+    >>> split_name(join_name(b"row", "hall/7", 24), 24)
+    (b'row', 'hall/7')
+    >>> split_name(join_name(b"row", "hall/7", 4), 4)
+    (b'row', '')
+    """
+    if not most:
+        return row
+    raw = name.encode(errors="surrogatepass")
+    raw = raw if len(raw) <= most else b""
+    return row + raw + bytes([len(raw)])
+
+
+def split_name(content: bytes, most: int) -> tuple[bytes, str]:
+    """Return an encoded sample and its name, as `join_name` put them together."""
+    if not most:
+        return content, ""
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    return content[:start], content[start:end].decode(errors="replace")
 
 
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
-    """A blob for a record: the note, and the sample as its codec encoded it.
+    """Return a blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
     """
@@ -74,10 +105,10 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
-    """What is known of the sample of a record; of a source whose name is lost, nothing."""
+    """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0])
+    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
 
 
 @dataclass(frozen=True)
@@ -93,12 +124,20 @@ class SampleForm:
     """Into how many bytes it is deflated; None: it is not."""
     discounts: bool = False
     """Whether its score counts for less after use: then there is more to keep of its rank."""
+    name_bytes: int = 0
+    """The longest name that is kept with it; 0: none is."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of a stored sample with its name, at most."""
+        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
 
     def codec(self) -> SampleCodec:
+        """Make the codec of such samples."""
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
 
     def shaped(self, x: object) -> AnyArray | None:
-        """The numbers in the samples' shape and type; None if they are not such numbers, or do not fit the type."""
+        """Return numbers in the samples' shape and type; None if they are none, or do not fit."""
         try:
             array = np.asarray(x)
             if array.dtype.kind not in "fiu":
@@ -121,6 +160,7 @@ class SampleForm:
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
+    """Return the name and the numbers of an array."""
     (length,) = _LENGTH.unpack_from(data)
     name, kind, shape = json.loads(data[4 : 4 + length])
     dtype = np.dtype([tuple(part) for part in kind] if isinstance(kind, list) else kind)
@@ -128,7 +168,7 @@ def decode_array(data: bytes) -> tuple[str, AnyArray]:
 
 
 def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
-    """The newest blob of each sample, by its id, and of each array, by its name."""
+    """Return the newest blob of each sample, by its id, and of each array, by its name."""
 
     def name(blob: Blob) -> int | str:
         if blob.kind == SAMPLE:
@@ -139,7 +179,7 @@ def newest_of(blobs: list[Blob]) -> dict[int | str, Blob]:
 
 
 def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
-    """The blobs of arrays of numbers or of fixed-width text, by name; those that are small are one."""
+    """Return arrays of numbers or of fixed-width text as blobs, by name; small ones share one."""
     encoded: dict[str, bytes] = {}
     for name, array in state.items():
         if array.dtype.hasobject:
@@ -161,7 +201,7 @@ def encode_arrays(state: State) -> dict[str, tuple[int, bytes]]:
 
 
 def decode_arrays(newest: dict[int | str, Blob]) -> State:
-    """The arrays among a file's blobs, as `newest_of` gives them."""
+    """Return the arrays among a file's blobs, as `newest_of` gives them."""
     arrays = {name: blob.data for name, blob in newest.items() if isinstance(name, str)}
     pack, start, encoded = arrays.pop(_PACK_NAME, b""), 0, []
     while start < len(pack):
@@ -175,6 +215,7 @@ class CounterBook(Counter[str]):
     """Counts by name since the store was made."""
 
     def counts(self) -> dict[str, int]:
+        """Return what is not zero, by name."""
         return {name: count for name, count in sorted(self.items()) if count}
 
     def state_spec(self) -> StateSpec:
@@ -182,9 +223,11 @@ class CounterBook(Counter[str]):
         return {"json": ArraySpec((_COUNTER_BYTES,), np.uint8, bounded=True)}
 
     def snapshot(self) -> State:
+        """Take the counts as text."""
         return {"json": np.frombuffer(json.dumps(self.counts()).encode(), dtype=np.uint8)}
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         self.clear()
         self.update(json.loads(state["json"].tobytes()))
 
@@ -201,78 +244,23 @@ class ModelVersion:
         return {"date": ArraySpec((2,), np.float64)}
 
     def snapshot(self) -> State:
+        """Take round and time."""
         return {"date": np.array([self.round, self.received], dtype=np.float64)}  # None becomes NaN
 
     def restore(self, state: State) -> None:
+        """Become what `snapshot` described."""
         round_, received = state["date"].tolist()
         self.round, self.received = int(round_), None if np.isnan(received) else received
 
 
-class Tombstones:
-    """The ids that were erased last, and nothing else of them: what is sent again is refused."""
-
-    def __init__(self) -> None:
-        self.ids: dict[int, None] = {}
-
-    def add(self, ids: Iterable[int]) -> None:
-        self.ids = dict.fromkeys(list(dict.fromkeys([*self.ids, *ids]))[-REMEMBERED:])
-
-    def state_spec(self) -> StateSpec:
-        """Describe the arrays of `snapshot`."""
-        return {"ids": ArraySpec((REMEMBERED,), np.int64, bounded=True)}
-
-    def snapshot(self) -> State:
-        return {"ids": np.array(list(self.ids), dtype=np.int64)}
-
-    def restore(self, state: State) -> None:
-        self.ids = dict.fromkeys(state["ids"].tolist())
-
-
-DAY = 86_400.0
-
-
-class AgeClock:
-    """Seconds of the agent's life, as far as they are sure to have passed."""
-
-    def __init__(
-        self,
-        tolerance: float = DAY,
-        wall: Callable[[], float] = time.time,
-        boot: Callable[[], float] = partial(time.clock_gettime, time.CLOCK_BOOTTIME),
-        boot_id: Path = Path("/proc/sys/kernel/random/boot_id"),
-    ) -> None:
-        self._tolerance, self.wall, self._boot = tolerance, wall, boot
-        """`wall` is what the device takes for the time of day; for people to read."""
-        self._boot_name = boot_id.read_text().strip() if boot_id.exists() else ""
-        self._age_at_start, self._start = 0.0, boot()
-
-    def now(self) -> float:
-        """The age; it never goes back."""
-        return self._age_at_start + max(0.0, self._boot() - self._start)
-
-    def state_spec(self) -> StateSpec:
-        """Describe the arrays of `snapshot`; the boot's name may be of any length."""
-        return {"seconds": ArraySpec((3,), np.float64), "boot*": ArraySpec((36,), "U1")}
-
-    def snapshot(self) -> State:
-        seconds = np.array([self.now(), self.wall(), self._boot()])
-        return {"seconds": seconds, "boot": np.array(self._boot_name)}
-
-    def restore(self, state: State) -> None:
-        """Goes on from where an earlier process stopped, with the time in between as far as it is sure."""
-        age, wall, boot = state["seconds"].tolist()
-        same_boot = self._boot_name and str(state["boot"]) == self._boot_name
-        between = self._boot() - boot if same_boot else self.wall() - wall - self._tolerance
-        self._age_at_start = age + max(0.0, between)
-        self._start = self._boot()
-
-
+_POLICY_BYTES = 16
 CHUNK = 32
 """Decisions that are written together."""
 _ROW = np.dtype(
     [
-        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"), ("score", "<f8"), ("floor", "<f8"),
-        ("displaced", "<i8"), ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
+        ("id", "<i8"), ("arrival", "<i8"), ("label", "<i4"), ("verdict", "<i4"),
+        ("score", "<f8"), ("floor", "<f8"), ("displaced", "<i8"),
+        ("model", "<i8"), ("wall", "<f8"), ("policy", "S16"),
     ]
 )  # fmt: skip
 ROW_BYTES = _ROW.itemsize
@@ -292,28 +280,36 @@ class Verdict(IntEnum):
     """It no longer fitted the quotas, or its new score ruled it out."""
 
 
-class DecisionLog:
-    """The latest `length` decisions that changed the store, kept on disk, and as many refusals, kept in memory.
+def _logged(policy: str) -> bytes:
+    """Return a policy's name as rows have it: what stored data calls it, cut."""
+    return stored_name("policy", policy).encode()[:_POLICY_BYTES]
 
-    Refusals are most of a stream; writing each to flash would cost more than the samples themselves.
+
+class DecisionLog:
+    """The latest `length` decisions that changed the store, and as many refusals.
+
+    Refusals are kept in memory: they are most of a stream, and writing each to flash would cost
+    more than the samples themselves.
     """
 
     def __init__(self, length: int, policy: str) -> None:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
         self._written = self._refusals = 0
-        self.policy, self._policy = policy, stored_name("policy", policy).encode()[:16]
+        self.policy, self._policy = policy, _logged(policy)
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
+        """Log a decision that changed the store."""
         self._rows[self._written % len(self._rows)] = (
-            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced, note.model_version,
-            note.wall, self._policy,
+            note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
+            note.model_version, note.wall, self._policy,
         )  # fmt: skip
         self._written += 1
 
     def add_refusals(
         self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
     ) -> None:
+        """Log the refusals among the outcomes of a batch."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
         columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
@@ -329,7 +325,10 @@ class DecisionLog:
         self._refusals += len(rows)
 
     def about(self, id_: int) -> list[Reason]:
-        """All decisions on one sample that are still logged, oldest first, the one that displaced it included."""
+        """Return all decisions on one sample that are still logged, oldest first.
+
+        The one that displaced it is included.
+        """
         rows = np.concatenate([self._refused, self._rows])
         # A row without a policy was never written.
         found = rows[((rows["id"] == id_) | (rows["displaced"] == id_)) & (rows["policy"] != b"")]
@@ -339,11 +338,16 @@ class DecisionLog:
             score, floor = (None if np.isnan(value) else value for value in scores)
             gone = None if displaced < 0 else displaced
             name = Verdict(verdict).name.lower()
-            # Rows hold the first 16 bytes of a policy's name.
-            by = self.policy if policy == self._policy else policy.decode()
-            by = present_name("policy", by)
+            by = self._named(policy)
             reasons.append(Reason(known, name, label, score, floor, gone, model, by, wall))
         return reasons
+
+    def _named(self, logged: bytes) -> str:
+        """Return the present name of the policy that a row names."""
+        for policy in (self.policy, *POLICIES):
+            if logged in (_logged(policy), policy.encode()[:_POLICY_BYTES]):
+                return policy
+        return logged.decode(errors="replace")
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
@@ -359,6 +363,7 @@ class DecisionLog:
         return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:
+        """Take over the chunks that are as long as one's own."""
         for name, own in self.snapshot().items():
             chunk = state.get(name)
             if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:

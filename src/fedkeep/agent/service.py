@@ -1,4 +1,7 @@
-"""What the agent answers: its local API, one message after another on a Unix socket, and its metrics."""
+"""What the agent answers.
+
+Its local API, one message after another on a Unix socket, and its metrics.
+"""
 
 import logging
 import socket
@@ -9,13 +12,13 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.arrivals import sample_id
 from fedkeep.agent.connections import Listener
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
@@ -23,6 +26,7 @@ from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.evaluation import judge
 from fedkeep.protocol import messages as told
+from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.wire import from_bytes, to_bytes
 
@@ -39,15 +43,17 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
 _GIST = {
     "worth": "Samples that the gist is worth",
-    "arrivals": "Arrivals since the device last took part, which the gist will take in when it next does",
+    "arrivals": "Arrivals since the device last took part, not yet in the gist",
     "bytes": "Bytes of the gist at rest, with the sums over those arrivals",
     "trust": "How much of the gist was used when the device last took part",
-    "likeness": "How alike a sample's gradients were then under the device's old model and the new one",
+    "likeness": "How alike a sample's gradients were then under the old model and the new one",
     "reach": "The correction's length then over that of the stored samples' gradient",
 }
 
 
 class Service:
+    """The agent's local API on its Unix socket."""
+
     def __init__(self, agent: Agent) -> None:
         self._agent, self._held_out = agent, _held_out(agent)
         self._path = Path(agent.config.agent.socket)
@@ -55,6 +61,7 @@ class Service:
         self._listener.start(self._serve)
 
     def close(self) -> None:
+        """Answer nobody any more."""
         self._path.unlink(missing_ok=True)
         self._listener.close()
 
@@ -68,7 +75,7 @@ class Service:
             send_frame(connection, to_bytes(told.Failed(refusal.reason, refusal.detail)))
 
     def answer(self, payload: bytes) -> told.Reply:
-        """The reply to one request; a request that cannot be met is answered with the reason."""
+        """Return the reply to one request, or the reason why it cannot be met."""
         agent = self._agent
         try:
             request: told.Request = from_bytes(payload, told.Request)
@@ -79,12 +86,9 @@ class Service:
                     return stored_summary(agent)
                 case told.AskRefused():
                     return told.RefusedRecords(tuple(agent.intake.refused))
-                case told.AskWhy(name):
-                    id_ = sample_id(name, b"")
+                case told.AskWhy(name, namespace):
                     with agent.lock:
-                        return told.Reasons(
-                            id_, id_ in agent.store.records, tuple(agent.store.log.about(id_))
-                        )
+                        return self._reasons(name, namespace)
                 case told.Erase():
                     return self._erase(request)
             reply = told.reply_of(agent, self._evaluate, request)
@@ -105,23 +109,54 @@ class Service:
     def _erase(self, asked: told.Erase) -> told.Erased:
         if asked == told.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
-        id_ = None if asked.id is None else sample_id(asked.id, b"")
         with self._agent.lock:
+            notes = self._agent.store.notes()
+            named = None if asked.id is None else self._numbers(asked.id, asked.namespace)
             ids = [
                 note.id
-                for note in self._agent.store.notes()
-                if id_ in (None, note.id)
+                for note in notes
+                if (named is None or note.id in named)
                 and asked.label in (None, note.label)
                 and asked.source in (None, note.source)
                 and (asked.since is None or note.wall >= asked.since)
                 and (asked.until is None or note.wall <= asked.until)
             ]
-            if id_ is not None and not ids:
-                ids = [id_]  # gone already: its tombstone and its traces in the log still count
+            stored = {note.id for note in notes}
+            if named is not None and (ids or not named & stored):
+                # Those that are gone already: their tombstones and traces in the log still count.
+                ids += sorted(self._gone(asked) - stored)
             return told.Erased(self._agent.erase(ids))
 
+    def _gone(self, asked: told.Erase) -> set[int]:
+        """Return the numbers that are to be refused from now on, stored or not.
+
+        Where a source is named, those of its namespace alone.
+        """
+        assert asked.id is not None
+        namespace = asked.namespace
+        if namespace is None and asked.source is not None:
+            namespace = self._agent.ids.namespace(asked.source)
+        return self._numbers(asked.id, namespace)
+
+    def _reasons(self, name: str, namespace: str | None) -> told.Reasons:
+        """Return the decisions on every sample whose id is written like this, oldest first."""
+        store = self._agent.store
+        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
+        found = {reason for id_ in numbers for reason in store.log.about(id_)}
+        decisions = sorted(found, key=lambda reason: reason.time)
+        stored = any(id_ in store.records for id_ in numbers)
+        return told.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
+
+    def _numbers(self, name: str, namespace: str | None) -> set[int]:
+        """Return the numbers of all ids that are written like this, here or in one namespace."""
+        sources = {note.source for note in self._agent.store.records.values() if note.source}
+        return self._agent.ids.matches(name, sources, namespace)
+
     def _evaluate(self, model: Vector) -> told.Evaluated:
-        """Losses summed and labels right: on held-out samples where the operator gave some, else on what is stored."""
+        """Losses summed and labels right.
+
+        On held-out samples where the operator gave some, else on what is stored.
+        """
         agent, learner = self._agent, self._agent.device.learner
         screen_parameters(model, learner.size, "model")
         if self._held_out is not None:
@@ -139,7 +174,7 @@ class Service:
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
-    """The samples of the file that `held_out` names, all of them sound."""
+    """Return the samples of the file that `held_out` names, all of them sound."""
     path, form = agent.config.agent.held_out, agent.config.samples
     if not path:
         return None
@@ -157,6 +192,7 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
 
 
 def summarise(agent: Agent) -> told.Status:
+    """Return the numbers that people and monitors ask for."""
     with agent.lock:
         device, store, gist = agent.device, agent.store, agent.device.gist
         scores, received, spending = (
@@ -190,11 +226,12 @@ def summarise(agent: Agent) -> told.Status:
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=store.file.geometry.cell_size,
             gist=known,
+            waiting=agent.waiting,
         )
 
 
 def vitals(agent: Agent) -> told.DeviceStats:
-    """The store in the few numbers that a fleet's page shows."""
+    """Return the store in the few numbers that a fleet's page shows."""
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
@@ -208,6 +245,7 @@ def vitals(agent: Agent) -> told.DeviceStats:
 
 
 def stored_summary(agent: Agent) -> told.StoredSummary:
+    """Return what is stored, by label."""
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
     cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
@@ -228,6 +266,7 @@ class Collector:
     agent: Agent
 
     def collect(self) -> "Iterator[Metric]":
+        """Yield every metric as it is now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         status = summarise(self.agent)
@@ -239,6 +278,16 @@ class Collector:
             ("labels_held", "Labels of which at least one sample is stored", status.labels_held),
             ("labels", "Labels of the task", status.labels),
             ("stride", "One of this many arrivals is valued", status.stride),
+            (
+                "writes_spent",
+                "1 while daily_writes allows no more for now and nothing is valued",
+                int(self.agent.writes_spent),
+            ),
+            (
+                "disk_waiting",
+                "1 while the disk takes no writes and every source is held back",
+                int(bool(self.agent.disk_error)),
+            ),
             (
                 "model_round",
                 "The round of the model last received, -1 before the first",
@@ -272,6 +321,13 @@ class Collector:
                     )
                     gauge.add_metric([status.gist.name], value)
                     yield gauge
+        disk = self.agent.store.file.disk
+        for name, text, count in (
+            ("written_bytes", "Bytes handed to the store's file since the start", disk.written),
+            ("block_bytes", "Bytes of the sectors or pages that they touch", disk.block_bytes),
+            ("syncs", "Syncs of the store's file since the start", disk.syncs),
+        ):
+            yield CounterMetricFamily(f"fedkeep_store_{name}", text, count)
         values = GaugeMetricFamily(
             "fedkeep_value", "Values of the samples stored", labels=["quantile"]
         )
@@ -288,23 +344,31 @@ class Collector:
 
 
 def serve_metrics(agent: Agent) -> Callable[[], None]:
-    """Starts the endpoint and returns what stops it; without a port there is none.
+    """Start the endpoint and returns what stops it; without a port there is none.
 
-    Not by the client library's own server: it would take as many connections as come, and descriptors are few.
+    Not by the client library's own server: it would take as many connections as come, and
+    descriptors are few.
     """
     options = agent.config.metrics
     if not options.port:
         return lambda: None
+    require_loopback(options.host, "[metrics] host", insecure=options.insecure)
     with optional_import("the metrics endpoint", "agent"):
         from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
     registry.register(Collector(agent))
-    handler: Callable[..., object] = MetricsHandler.factory(registry)
+
+    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+        def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+            # A query would choose metrics by name, and `?name[]=` none of them.
+            self.path: str = urlsplit(self.path).path
+            super().do_GET()
+
     listener = Listener((options.host, options.port), _METRICS_CLIENTS)
 
     def answer(connection: socket.socket) -> None:
         connection.settimeout(_METRICS_PATIENCE)
-        handler(connection, connection.getpeername(), None)
+        Handler(connection, connection.getpeername(), None)
 
     listener.start(answer)
     return listener.close

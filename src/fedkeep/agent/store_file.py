@@ -1,4 +1,7 @@
-"""The store's file: how its budget is divided, and how it is opened, whatever a crash left of it."""
+"""The store's file.
+
+How its budget is divided, and how it is opened, whatever a crash left of it.
+"""
 
 import errno
 import logging
@@ -6,7 +9,8 @@ import math
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,21 +37,28 @@ from fedkeep.agent.record import (
     SAMPLE,
     SampleForm,
     decode_note,
+    join_name,
     newest_of,
+    split_name,
 )
+from fedkeep.agent.store_moves import RESIZED_FROM, clear_away, finish_resize, make, resize
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError
 from fedkeep.encoding import SCALE_BYTES, EncodingName
-from fedkeep.files import put_in_place, temp_path
 
 log = logging.getLogger(__name__)
 _FOR_GOOD = (
-    errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
+    errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
-"""What does not mend itself; a disk that is full or fails may."""
-_AT_ONCE = 4096
-"""Blobs that are moved to another file in one commit."""
+"""What does not mend itself; a disk that is full, fails or became read-only may."""
 _ALIGNMENT = 4
+NAME_BYTES = 24
+"""Of the names that a new store keeps."""
+LEAST_ERASED = 4096
+_ERASED_SHARE = 200
+_LOG = "log."
+"""How the names of the decision log's arrays begin."""
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
@@ -58,7 +69,10 @@ class StoreOptions:
 
     path: str = "fedkeep.store"
     budget: int = 9_000_000
-    """Bytes of the file, with its journal, indexes and the device's state; the file has this size from the start."""
+    """Bytes of the file, with its journal, indexes and the device's state.
+
+    The file has this size from the start.
+    """
     ttl_days: float = 30.0
     """A sample older than this is removed and overwritten; 0 keeps samples for ever."""
     clock_tolerance_hours: float = 24.0
@@ -66,23 +80,54 @@ class StoreOptions:
     commit_ms: int = 100
     """Samples are committed together at most this often, to spare the flash."""
     log_length: int | None = None
-    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth of the budget."""
+    """How many decisions are remembered for `fedkeep agent why`; None: as many as fit a twentieth \
+of the budget."""
     key_file: str | None = None
-    """A file with the key of 64 hex digits under which samples are encrypted; None: not encrypted."""
+    """A file with the key of 64 hex digits under which samples are encrypted; None: plain."""
     key_env: str | None = None
     """An environment variable with that key, instead of a file."""
     encoding: EncodingName | None = None
     """Fewer bytes per sample: `float16`, `int8`, `uint8`; None: as [samples] dtype says."""
     deflate_to: int | None = None
-    """Bytes into which each sample is deflated, without loss where that is enough, else rounded until it fits; \
-`fedkeep agent store check` says what would do. None: not deflated."""
+    """Bytes into which each sample is deflated, without loss where that is enough, else rounded \
+until it fits; `fedkeep agent store check` says what would do. None: not deflated."""
     damaged_bytes: int = 0
     """Bytes that numbered copies of a damaged file may take beside the budget; 0: none is made."""
+    erased_bytes: int | None = None
+    """Bytes of the budget for the ids of erased samples, which are refused.
+
+    512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store
+    that is there leaves room for it.
+    """
+    sector: int | None = None
+    """512 or 4096.
+
+    No two samples share a block of so many bytes, so that one which a power cut turns to garbage
+    costs no acknowledged sample; None: a write is taken to damage its own bytes only.
+    """
+    name_bytes: int | None = None
+    """The longest id that is kept as it came and comes back in an export, where it is no number.
+
+    None: 24, or as the store was made.
+    """
+    daily_writes: int = 0
+    """Bytes a day that may be handed to the file, on average; while they are spent, arrivals wait \
+or are skipped as their source's `overload` says. 0: no limit."""
 
     def __post_init__(self) -> None:
         check_range(
-            self, "ttl_days", "clock_tolerance_hours", "log_length", "damaged_bytes", least=0
+            self,
+            "ttl_days",
+            "clock_tolerance_hours",
+            "log_length",
+            "damaged_bytes",
+            "daily_writes",
+            least=0,
         )
+        check_range(self, "erased_bytes", least=LEAST_ERASED)
+        check_range(self, "name_bytes", least=0, most=255)
+        if self.sector not in (None, 512, PAGE):
+            raise ValueError(f"sector must be 512 or {PAGE}, got {self.sector}")
         check_range(self, "commit_ms", least=1, most=10_000)
         check_range(self, "budget", least=8 * PAGE)
         if self.key_file is not None and self.key_env is not None:
@@ -90,6 +135,7 @@ class StoreOptions:
 
     @property
     def decisions(self) -> int:
+        """How many decisions are remembered."""
         return (
             min(2048, self.budget // (20 * ROW_BYTES))
             if self.log_length is None
@@ -97,13 +143,25 @@ class StoreOptions:
         )
 
     @property
+    def erasure_bytes(self) -> int:
+        """Bytes for the ids of erased samples."""
+        if self.erased_bytes is not None:
+            return self.erased_bytes
+        return max(LEAST_ERASED, self.budget // _ERASED_SHARE)
+
+    @property
     def file(self) -> Path:
-        """Where the store really is: behind a link, so that a file that takes its place does so there."""
+        """Where the store really is.
+
+        Behind a link, so that a file that takes its place does so there.
+        """
         return Path(os.path.realpath(self.path))
 
 
 @dataclass(frozen=True)
 class StoreLayout:
+    """How a budget is divided."""
+
     options: StoreOptions
     form: SampleForm
     geometry: Geometry
@@ -115,7 +173,9 @@ class StoreLayout:
 
 
 def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
-    """The most samples for a budget, with room for a second copy of whatever one commit can change.
+    """Plan the most samples for a budget.
+
+    There is room for a second copy of whatever one commit can change.
 
     `state_bytes` is what the device commits besides samples: model, direction, estimator.
     """
@@ -129,9 +189,9 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
 
 
 def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
-    """The smallest budget, in whole pages, that holds this many samples."""
+    """Return the smallest budget, in whole pages, that holds this many samples."""
     pages = range(
-        9, (8 * state_bytes + 64 * (form.codec().nbytes + 512) * (samples + 64)) // PAGE + 1024
+        9, (8 * state_bytes + 64 * (form.content_bytes + 512) * (samples + 64)) // PAGE + 1024
     )
 
     def capacity(count: int) -> int:
@@ -142,7 +202,8 @@ def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samp
 
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = OVERHEAD[bool(options.key_file or options.key_env)]
-    cell_size = -(-(overhead + META_BYTES + form.codec().nbytes) // _ALIGNMENT) * _ALIGNMENT
+    alignment = options.sector or _ALIGNMENT
+    cell_size = -(-(overhead + META_BYTES + form.content_bytes) // alignment) * alignment
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
     scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
@@ -165,6 +226,8 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
 
 @dataclass(frozen=True)
 class Opened:
+    """A store's file as it was found or made."""
+
     file: CellFile
     blobs: list[Blob]
     before: dict[str, Any]
@@ -173,10 +236,12 @@ class Opened:
 
 
 def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
-    """The file, made or found, and what is in it; `model` tells models apart whose vectors mean different things.
+    """Open the file, made or found, and what is in it.
 
-    A file that is not a store is refused untouched; a damaged store gives back what is undamaged; one of another
-    budget is moved over whole, or refused with the budget that it needs.
+    `model` tells models apart whose vectors mean different things.
+
+    A file that is not a store is refused untouched; a damaged store gives back what is undamaged;
+    one of another budget is moved over whole, or refused with the budget that it needs.
     """
     options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
@@ -184,26 +249,24 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
         "dtype": form.encoding or form.dtype.str,
         "shape": list(form.shape),
         "deflate_to": form.deflate_to,
+        "name_bytes": form.name_bytes,
     }
     use = {
         "key": cipher.name if cipher else None,
         "labels": labels,
         "model": model,
         "capacity": layout.capacity,
+        "sector": options.sector,
+        "erased_bytes": options.erasure_bytes,
+        "salt": int.from_bytes(os.urandom(7), "little"),
     }
     wanted = Label(layout.geometry, sample | use)
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
-        if temp_path(path).exists():
-            with temp_path(path).open("rb") as new:
-                first = new.read(PAGE)
-            if first.startswith(LABEL_MAGIC) or not first.strip(b"\0"):
-                temp_path(
-                    path
-                ).unlink()  # of a process that was killed as it made it: its bytes are in no budget
+        clear_away(path)
         if not path.exists() or not path.stat().st_size:
-            _make(path, [], wanted, cipher).disk.close()
+            make(path, [], wanted, cipher).disk.close()
         return _open(path, layout, wanted, cipher)
     except OSError as error:
         if error.errno not in _FOR_GOOD:
@@ -216,6 +279,8 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
 def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None) -> Opened:
     found, both = find_label(path, cipher, wanted.geometry)
     _check_form(path, found, wanted)
+    if "salt" in found.form:
+        wanted = replace(wanted, form={**wanted.form, "salt": found.form["salt"]})
     file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
     try:
         blobs, damage = file.load(), file.damage
@@ -232,10 +297,21 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
             file.discard(gone)
         elif damage.root_copies or not both:
             log.warning("%s: copies of a root or of the label are damaged; nothing is lost", path)
+        if RESIZED_FROM in found.form:
+            finish_resize(file, wanted, found.form[RESIZED_FROM]) if (
+                found.geometry == wanted.geometry
+            ) else file.disk.cut(found.geometry.size)
         if found.geometry != wanted.geometry:
-            moved = _make(path, _repacked(blobs, found, layout.form), wanted, cipher)
-            file.disk.close()
-            file = moved
+            if beyond := _decisions_beyond(blobs, layout.options):
+                file.discard(beyond)
+                blobs = [blob for blob in blobs if blob.number not in beyond]
+            packed = _repacked(blobs, found, layout.form)
+            if packed is not blobs or not resize(file, blobs, wanted):
+                if packed is blobs:
+                    packed = file.load()
+                moved = make(path, packed, wanted, cipher, file.disk)
+                file.disk.close()
+                file = moved
             log.info(
                 "%s moved to a budget of %d bytes with all it held", path, wanted.geometry.size
             )
@@ -251,10 +327,12 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
 def find_label(
     path: Path, cipher: Cipher | None, likely: Geometry | None = None
 ) -> tuple[Label, bool]:
-    """The label at either end of the file, and whether it stands at both; the key must be the one it names.
+    """Return the label at either end of the file, and whether it stands at both.
 
-    Without a label it is a store only if it holds parts of one where they would `likely` be; else it is somebody
-    else's, and nothing of it may change.
+    The key must be the one it names.
+
+    Without a label it is a store only if it holds parts of one where they would `likely` be; else
+    it is somebody else's, and nothing of it may change.
     """
     with closing(FileDisk(path)) as disk:
         first = disk.read(0, PAGE)
@@ -274,7 +352,8 @@ def find_label(
                 return Label(likely, {}), False
     if first.startswith(LABEL_MAGIC):
         raise ConfigError(
-            f"{path} is damaged at both ends: left untouched; an agent can mend it that is set as it was"
+            f"{path} is damaged at both ends: left untouched; an agent can mend it that is "
+            "set as it was"
         )
     raise ConfigError(
         f"{path} is not a store of fedkeep: left untouched; set [store] path to another file"
@@ -287,20 +366,26 @@ def _check_form(path: Path, found: Label, wanted: Label) -> None:
         before = found.form.get(name, now)
         if before != now:
             raise ConfigError(
-                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set [samples] shape and dtype and "
+                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set "
+                "[samples] shape and dtype and "
                 "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"
             )
 
 
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
-    """Without a label nothing says what the samples are: they must look as configured, or nothing is touched."""
+    """Without a label nothing says what the samples are.
+
+    They must look as configured, or nothing is touched.
+    """
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
-    most = form.codec().nbytes
-    least = most if form.deflate_to is None else 1
+    most = form.content_bytes
+    named = bool(form.name_bytes)
+    least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
-            f"{path} has lost its label, and what it holds is not as [samples] and the key of [store] say: "
+            f"{path} has lost its label, and what it holds is not as [samples] and the key of "
+            "[store] say: "
             "left untouched; set them as they were when it was made"
         )
 
@@ -318,16 +403,21 @@ def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int)
     if count > layout.capacity:
         least = least_budget(layout.options, layout.form, layout.state_bytes, count)
         raise ConfigError(
-            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has room for "
-            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep agent store export` takes "
+            f"{path} holds {count} samples and [store] budget = {layout.options.budget} has "
+            "room for "
+            f"{layout.capacity}: set it to {least} or more, or first erase some (`fedkeep "
+            "agent store export` takes "
             "them out)"
         )
 
 
 def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
-    """The numbers of blobs that go: earlier records of the same, then samples beyond the capacity.
+    """Return the numbers of blobs that go.
 
-    Labels take turns, each with its highest scores first, so that none is lost to another's larger values.
+    Earlier records of the same, then samples beyond the capacity.
+
+    Labels take turns, each with its highest scores first, so that none is lost to another's larger
+    values.
     """
     newest = newest_of(blobs).values()
     notes = [(decode_note(blob), blob.number) for blob in newest if blob.kind == SAMPLE]
@@ -340,33 +430,37 @@ def superfluous(blobs: list[Blob], capacity: int) -> set[int]:
     return {blob.number for blob in blobs} - kept
 
 
-def _make(path: Path, blobs: list[Blob], label: Label, cipher: Cipher | None) -> CellFile:
-    """A store with these blobs, under its name, and in the place of what was there, only once it is whole."""
-    new = temp_path(path)
-    if new.exists():
-        raise ConfigError(f"{new} is in the way, and not a store of fedkeep: move it away")
-    with ExitStack() as undo:
-        undo.callback(new.unlink, missing_ok=True)
-        disk = FileDisk(new, label.geometry.size)
-        undo.callback(disk.close)
-        file = CellFile(disk, label.geometry, cipher)
-        file.format(label)
-        for start in range(0, len(blobs), _AT_ONCE):
-            file.commit([(blob.kind, blob.data) for blob in blobs[start : start + _AT_ONCE]], [])
-        put_in_place(new, path)
-        undo.pop_all()
-    return file
+def _decisions_beyond(blobs: list[Blob], options: StoreOptions) -> set[int]:
+    """Return the numbers of blobs with decisions that a shorter log has no place for.
+
+    A budget that becomes smaller has no room for them.
+    """
+    chunks = max(1, -(-options.decisions // CHUNK))
+    numbered = {
+        name.removeprefix(_LOG): blob.number
+        for name, blob in newest_of(blobs).items()
+        if isinstance(name, str) and name.startswith(_LOG)
+    }
+    return {n for index, n in numbered.items() if index.isdecimal() and int(index) >= chunks}
 
 
 def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
-    """The blobs with their samples deflated as they are from now on."""
-    before = replace(form, deflate_to=found.form.get("deflate_to", form.deflate_to))
+    """Return the blobs with samples deflated and names kept as they are from now on."""
+    before = replace(
+        form,
+        deflate_to=found.form.get("deflate_to", form.deflate_to),
+        # Without a label a store is taken for one of the present form.
+        name_bytes=found.form.get("name_bytes", 0) if found.form else form.name_bytes,
+    )
     if before == form:
         return blobs
     old, new = before.codec(), form.codec()
 
     def packed(data: bytes) -> bytes:
-        return data[:META_BYTES] + new.packed(old.unpacked(data[META_BYTES:]))
+        row, name = split_name(data[META_BYTES:], before.name_bytes)
+        if before.deflate_to != form.deflate_to:
+            row = new.packed(old.unpacked(row))
+        return data[:META_BYTES] + join_name(row, name, form.name_bytes)
 
     return [
         blob._replace(data=packed(blob.data)) if blob.kind == SAMPLE else blob for blob in blobs
@@ -374,7 +468,7 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
 
 
 def copies_of(path: Path) -> dict[int, Path]:
-    """The copies set aside so far, by their numbers."""
+    """Return the copies set aside so far, by their numbers."""
     found = {
         file.name.rpartition("-")[2]: file for file in path.parent.glob(f"{path.name}.damaged-*")
     }
@@ -382,7 +476,10 @@ def copies_of(path: Path) -> dict[int, Path]:
 
 
 def set_aside(path: Path, allowed: int) -> None:
-    """Keeps a copy of a damaged file for whoever wants to look, if all copies stay within `allowed` bytes."""
+    """Keep a copy of a damaged file for whoever wants to look.
+
+    All copies stay within `allowed` bytes.
+    """
     import shutil  # a megabyte that most agents never need
 
     copies = copies_of(path)
@@ -406,9 +503,35 @@ def set_aside(path: Path, allowed: int) -> None:
 
 
 def discard_copies(path: Path) -> None:
-    """Overwrites and removes all copies: they hold samples that must not outlive the store's own."""
+    """Overwrite and remove all copies: they hold samples that must not outlive the store's own."""
     for aside in copies_of(path).values():
         with closing(FileDisk(aside, 0)) as disk:
-            disk.write(0, bytes(aside.stat().st_size))
-            disk.sync()
+            disk.wipe()
         aside.unlink()
+
+
+def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) -> StoreOptions:
+    """Return the options with the bytes for names and erased ids settled, where they do not say.
+
+    A store that is there keeps its room for samples: it takes what it had, unless there is now room
+    for more.
+    """
+    found = _peek(options.file) if options.file.is_file() else None
+    if options.name_bytes is None:
+        kept = NAME_BYTES if found is None else found.form.get("name_bytes", 0)
+        options = replace(options, name_bytes=kept)
+    if options.erased_bytes is not None:
+        return options
+    chosen = replace(options, erased_bytes=options.erasure_bytes)
+    if found is None or capacity_of(chosen) >= found.form.get("capacity", 0):
+        return chosen
+    return replace(options, erased_bytes=found.form.get("erased_bytes", LEAST_ERASED))
+
+
+def _peek(path: Path) -> Label | None:
+    """Return the label at the head of a file, if there is one."""
+    try:
+        with closing(FileDisk(path)) as disk:
+            return decode_label(disk.read(0, PAGE))
+    except (OSError, ConfigError):
+        return None

@@ -27,5 +27,7 @@ def main() -> None:
         )
     else:
         return
-    print(f"fedkeep: {mistake}", file=sys.stderr)
+    from fedkeep.protocol.printing import printable
+
+    print("fedkeep: " + "\n".join(map(printable, mistake.split("\n"))), file=sys.stderr)
     sys.exit(2)

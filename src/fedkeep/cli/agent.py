@@ -15,6 +15,7 @@ from fedkeep.cli.agent_store import store, when
 from fedkeep.core.errors import ConfigError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.messages import Erase, GistStatus, Reason, Status
+from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
     help="Keep the best of a stream on this device.", no_args_is_help=True, rich_markup_mode=None
@@ -24,6 +25,12 @@ agent.add_typer(store, name="store")
 Socket = Annotated[
     str,
     typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table."),
+]
+
+
+Namespace = Annotated[
+    str | None,
+    typer.Option(help="Only an id of this namespace: a source's name, unless it has set one."),
 ]
 
 
@@ -43,7 +50,8 @@ def run(
         str(config),
         *["--until-sources-end"] * until_sources_end,
     ]
-    # The command line's libraries would stay in memory for as long as the agent runs: start anew.
+    # The command line's own libraries would stay in memory for as long as the agent runs, so it
+    # starts anew.
     os.execve(sys.executable, arguments, {"MALLOC_ARENA_MAX": "1", **os.environ})
 
 
@@ -70,8 +78,10 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         said.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    if now.waiting:
+        said.append(f"waiting  {now.waiting}; nothing is valued until then")
     said += [f"  {name:24} {count}" for name, count in now.counters.items()]
-    Console().print(*said, sep="\n")
+    _print(*said)
 
 
 @agent.command()
@@ -97,28 +107,29 @@ def refused(socket: Socket = "fedkeep.sock") -> None:
     said = [
         f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}" for record in records
     ]
-    Console(soft_wrap=True, markup=False).print(
-        *said or ["none was refused since the agent started"], sep="\n"
-    )
+    _print(*said or ["none was refused since the agent started"])
 
 
 @agent.command()
 def why(
     id_: Annotated[str, typer.Argument(metavar="ID", help="The sample's id, as it came.")],
+    namespace: Namespace = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
-        reasons = client.why(id_)
+        reasons = client.why(id_, namespace)
+    numbers = reasons.ids or (reasons.id,)
     said = [
-        f"  {when(decision.time)}  {explain(decision, reasons.id)}"
+        f"  {when(decision.time)}  "
+        + explain(decision, decision.id if decision.id in numbers else reasons.id)
         for decision in reasons.decisions
     ]
     if not said:
         never = "" if reasons.stored else "it never came, or "
         said = [f"  no decision on it is remembered: {never}too many came since"]
     head = f"sample {id_} is {'stored' if reasons.stored else 'not stored'}"
-    Console(soft_wrap=True).print(head, *said, sep="\n")
+    _print(head, *said)
 
 
 @agent.command()
@@ -130,11 +141,17 @@ def erase(
         datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
     ] = None,
     until: Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")] = None,
+    namespace: Namespace = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
-    """Remove samples for good, from the file and its free space; given conditions must all hold."""
+    """Remove samples for good, from the file and from its free space.
+
+    Conditions given together must all hold.
+    """
     first, last = (None if time is None else time.timestamp() for time in (since, until))
-    request = Erase(id_, label, source, first, last)
+    request = Erase(id_, label, source, first, last, namespace)
+    if namespace is not None and id_ is None:
+        raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     if request == Erase():
         raise ConfigError("say what to erase: --id, --label, --source, --since or --until")
     with AgentClient(socket, timeout=60) as client:
@@ -142,8 +159,14 @@ def erase(
     typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
 
 
+def _print(*lines: str) -> None:
+    """Print lines as they are: no markup, no wrapping, nothing that a terminal would obey."""
+    console = Console(soft_wrap=True, markup=False, emoji=False, highlight=False)
+    console.print(*map(printable, lines), sep="\n")
+
+
 def _privacy(now: Status) -> list[str]:
-    """Write what was spent of the privacy budget, where there is an account of it."""
+    """Return what was spent of the privacy budget, where there is an account of it."""
     budget = "no budget is set" if now.epsilon_budget is None else f"of {now.epsilon_budget:g}"
     return (
         []
@@ -153,7 +176,7 @@ def _privacy(now: Status) -> list[str]:
 
 
 def gist(now: GistStatus) -> str:
-    """Write the gist's figures and memory as a sentence."""
+    """Return what the gist is worth, does and takes, as a sentence."""
     known = f"worth {now.worth:.1f} samples" if now.worth else "nothing known yet"
     percents = {"trust": now.trust, "likeness": now.likeness, "reach": now.reach}
     did = "".join(

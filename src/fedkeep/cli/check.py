@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedkeep.config.components import find_policy
+from fedkeep.config.method_components import find_policy
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.testing import ConformanceError, check_policy
 

@@ -20,6 +20,7 @@ def build_device(
     store: Store | None = None,
     meter: VelocityMeter | None = None,
     seed: int = 0,
+    draw_seed: int | None = None,
 ) -> Device:
     """Make the device that a configuration describes.
 
@@ -43,6 +44,9 @@ def build_device(
         How the device knows the rates of its stream; by default it counts.
     seed : int
         Of the device's random numbers.
+    draw_seed : int, optional
+        Of the samples' random keys, where these follow from ids; by default from the order of
+        arrival under `seed`.
     """
     privacy = method.privacy
     return Device(
@@ -61,6 +65,7 @@ def build_device(
         # Each sample's gradient is clipped before it is summed, as the noise needs it.
         clip=privacy.clip if privacy.protects("estimator") else None,
         seed=seed,
+        draw_seed=draw_seed,
     )
 
 

@@ -115,6 +115,8 @@ def override(table: Table, settings: list[str]) -> Table:
             value = tomllib.loads(f"value = {text.strip()}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
+        except RecursionError:
+            raise ConfigError(f"--set {key.strip()} nests too deep") from None
         put(changes, key.strip(), value)
     return merged(table, current(changes))
 

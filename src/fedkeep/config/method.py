@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fedkeep.config.aliases import current
-from fedkeep.config.components import REGIONS, find_policy
+from fedkeep.config.method_components import REGIONS, find_policy
 from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator

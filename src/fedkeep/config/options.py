@@ -205,6 +205,8 @@ class MetricsOptions:
     port: int = 0
     """0: no endpoint."""
     host: str = "127.0.0.1"
+    insecure: bool = False
+    """Whether an agent may serve them beyond this machine, without encryption or a password."""
 
     def __post_init__(self) -> None:
         check_range(self, "port", least=0, most=65535)
@@ -219,7 +221,8 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
     310
     """
     options = dict(model)
-    path = options.pop("path", None)
+    path, sha256 = options.pop("path", None), options.pop("sha256", None)
+    options.pop("load_seconds", None)
     name = str(options.pop("name", "softmax"))
     if path is None:
         options["last_layers"] = options.get("last_layers", 1) or None
@@ -230,4 +233,4 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
         )
     from fedkeep.learn.onnx_learner import OnnxLearner
 
-    return OnnxLearner(Path(str(path)))
+    return OnnxLearner(Path(str(path)), None if sha256 is None else str(sha256))

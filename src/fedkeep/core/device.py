@@ -126,6 +126,8 @@ class Device:
         The length to which gradients are clipped before they are sent; None without noise.
     seed : int, optional
         The seed of all randomness.
+    draw_seed : int, optional
+        The seed of the samples' random keys by id, instead of by order of arrival.
 
     Raises
     ------
@@ -171,6 +173,7 @@ class Device:
         gist: GistOptions = GistOptions(),
         clip: float | None = None,
         seed: int = 0,
+        draw_seed: int | None = None,
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels = capacity, sample_shape, labels
@@ -195,7 +198,7 @@ class Device:
         """The round in which the device last took part."""
         self._declared: FloatArray | None = None
         frequencies = LabelFrequencies(count, child_seed(seed, "turns"))
-        self.selection = Selection(policy, self.store, capacity, frequencies, seed)
+        self.selection = Selection(policy, self.store, capacity, frequencies, seed, draw_seed)
         self._parts: dict[str, DescribedState] = {
             "store": self.store,
             "meter": self.meter,

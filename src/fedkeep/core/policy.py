@@ -111,6 +111,8 @@ class SelectionPolicy(ABC):
     unbiased: ClassVar[bool] = False
     """Whether what is kept of a label is an unbiased sample of what came of it: a gist then learns
     from it as well."""
+    needs_model: ClassVar[bool] = True
+    """Whether a score needs a model; if not, the policy also scores what comes before the first."""
     unbounded: ClassVar[bool] = False
     """Whether the device keeps everything, whatever its capacity."""
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import numpy as np
 
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.policy import ScoringContext, SelectionPolicy, checked_scores
 from fedkeep.core.protocols import Outcome, PerSampleGradients, Store, Stored
 from fedkeep.core.seeds import uniform_keys
@@ -23,6 +25,13 @@ from fedkeep.core.types import (
 
 _DECAY = 0.99
 """The factor on earlier counts at each participation, in the regions' shares of the stream."""
+
+
+class _Unmeasured:
+    """Stands for measurements before there is a model, for policies that need none."""
+
+    def __getattr__(self, name: str) -> object:
+        raise FedkeepError(f"a policy with needs_model = False must not ask for {name}")
 
 
 class LabelFrequencies:
@@ -171,6 +180,9 @@ class Selection:
         What slots are allocated by, where the device does that by itself.
     seed : int
         The seed of the samples' random keys.
+    draw_seed : int, optional
+        Where it is given, a sample's random key follows from its id under this seed: one that
+        comes again draws the same.
     """
 
     def __init__(
@@ -180,9 +192,11 @@ class Selection:
         capacity: int,
         frequencies: LabelFrequencies,
         seed: int,
+        draw_seed: int | None = None,
     ) -> None:
         self._policy, self._store, self._capacity, self._seed = policy, store, capacity, seed
         self.frequencies = frequencies
+        self._draw_seed = draw_seed
         self.memory: State = {}
         """Past measurements that the policy asks for."""
         self.assignment: Assignment | None = None
@@ -229,6 +243,8 @@ class Selection:
                 arrivals = self.arrivals + np.arange(len(came))
                 self.arrivals += len(came)
                 keys = partial(uniform_keys, self._seed, arrivals)
+                if self._draw_seed is not None:
+                    keys = partial(uniform_keys, self._draw_seed, came.ids)
                 scores = self._score(came, measured, arrivals, keys)
                 parts.append(self._store.offer(came, regions[part], scores, arrivals))
         return Outcome.concatenate(parts)
@@ -248,9 +264,11 @@ class Selection:
         keys: Callable[[], Scores],
         previous: Scores | None = None,
     ) -> Scores:
-        """Ask the policy for scores; random keys while there is no model to measure with."""
+        """Ask the policy for scores; random keys while there is no model that it needs."""
         if measurements is None:
-            return keys()
+            if self._policy.needs_model:
+                return keys()
+            measurements = cast(PerSampleGradients, _Unmeasured())
         none = np.empty(0, dtype=np.int64)
         stored_ids = self._store.stored().batch.ids if self._policy.sequential else none
         context = ScoringContext(

@@ -98,11 +98,16 @@ class OnnxLearner:
     New models go into the file's own bytes. Its body is never trained here: that needs torch.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sha256: str | None = None) -> None:
         try:
             self._data = path.read_bytes()
         except OSError as error:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
+        if sha256 is not None and (found := sha256_of(self._data)) != sha256.lower():
+            raise DataError(
+                f"the model {path} has the SHA-256 {found}, not {sha256} as [model] sha256 says: "
+                "it is damaged or another"
+            )
         if not self._data or self._data.startswith(PICKLE_STARTS):
             raise DataError(
                 f"{path} is not an ONNX file but a pickle or an archive: "
@@ -167,6 +172,13 @@ class OnnxLearner:
         parts = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
         found = [probe.run(x[part], nobody[part], probe.nowhere)[2] for part in parts]
         return np.concatenate([np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32), *found])
+
+
+def sha256_of(data: bytes) -> str:
+    """The checksum as `sha256sum` prints it."""
+    from hashlib import sha256
+
+    return sha256(data).hexdigest()
 
 
 def session(data: bytes) -> Any:

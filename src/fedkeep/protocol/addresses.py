@@ -1,9 +1,12 @@
 """HOST:PORT, and whether it leaves this machine."""
 
 import ipaddress
+import logging
 from dataclasses import dataclass
 
 from fedkeep.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,32 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def require_loopback(host: str, where: str, *, insecure: bool) -> None:
+    """Raise where something without a password would listen beyond this machine by mistake.
+
+    Parameters
+    ----------
+    host
+        Where it listens.
+    where
+        The key that says so, for the sentence.
+    insecure
+        Whether the operator allows it all the same; then a warning is logged.
+
+    Raises
+    ------
+    ConfigError
+        If others could reach it and nobody allowed that.
+    """
+    if is_loopback(host):
+        return
+    if not insecure:
+        raise ConfigError(
+            f"{where} = '{host}' lets every machine that reaches this one in, without a password: "
+            "keep it on 127.0.0.1, or set insecure = true beside it if the network is trusted"
+        )
+    log.warning(
+        "%s = '%s' with insecure = true: whoever reaches this machine is let in", where, host
+    )

@@ -4,7 +4,7 @@ import socket
 from contextlib import AbstractContextManager
 from types import UnionType
 
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
 from fedkeep.protocol import messages
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -39,6 +39,8 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
+        if path.startswith("unix:"):
+            raise ConfigError(f"the agent's socket is a path without a scheme, not '{path}'")
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -48,7 +50,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             self._socket.close()
             advice = "start one by `fedkeep agent run CONFIG.toml`"
             raise AgentUnreachableError(
-                f"no agent answers at {path} ({error.strerror}): {advice}"
+                f"no agent answers at {path} ({error.strerror or error}): {advice}"
             ) from error
 
     def __exit__(self, *_: object) -> None:
@@ -78,9 +80,9 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         """Return the records that were rejected last, oldest first."""
         return self.ask(messages.AskRefused(), messages.RefusedRecords).records
 
-    def why(self, id_: str) -> messages.Reasons:
-        """Return the decisions about one sample."""
-        return self.ask(messages.AskWhy(id_), messages.Reasons)
+    def why(self, id_: str, namespace: str | None = None) -> messages.Reasons:
+        """Return the decisions on samples whose id is written so, of one namespace or of all."""
+        return self.ask(messages.AskWhy(id_, namespace), messages.Reasons)
 
     def erase(self, request: messages.Erase) -> int:
         """Remove and overwrite matching samples; return how many."""

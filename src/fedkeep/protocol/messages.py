@@ -95,6 +95,8 @@ class AskWhy(msgspec.Struct, frozen=True, tag=True):
     """Request the decisions about one sample; answered by `Reasons`."""
 
     id: str
+    namespace: str | None = None
+    """Only an id of this namespace; None: of any."""
 
 
 class Erase(msgspec.Struct, frozen=True, tag=True):
@@ -105,6 +107,8 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     source: str | None = None
     since: float | None = None
     until: float | None = None
+    namespace: str | None = None
+    """Only an `id` of this namespace; None: of any."""
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
@@ -230,6 +234,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Bytes of the budget for one stored sample and its metadata."""
     gist: GistStatus | None = None
     """None of a device without a gist."""
+    waiting: str = ""
+    """Why nothing is valued at present; empty while arrivals are."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -287,6 +293,8 @@ class Reasons(msgspec.Struct, frozen=True, tag=True):
     id: int
     stored: bool
     decisions: tuple[Reason, ...]
+    ids: tuple[int, ...] = ()
+    """All numbers that ids written like this have, in every namespace that was asked for."""
 
 
 class Erased(msgspec.Struct, frozen=True, tag=True):

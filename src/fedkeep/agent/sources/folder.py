@@ -1,91 +1,240 @@
 """A folder into which other programs drop npz files."""
 
+import fcntl
+import json
 import logging
+import os
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.core.errors import ConfigError, DataError, RejectedError
 from fedkeep.core.types import AnyArray
 
 log = logging.getLogger(__name__)
-_POLL_SECONDS = 0.5
+_POLL_SECONDS, _LAST_SECONDS = 0.5, 1.0
+_SETTLED_SECONDS = 2.0
+"""A file that has not changed for so long is not being written."""
+_READ = ".npz"
+_UNFINISHED = {".tmp", ".part", ".partial", ".new", ".swp", ".crdownload"}
+"""How programs name what they are still writing."""
+_QUARANTINE, _DONE = "refused", "done"
+_MOSTLY = 0.5
+"""A file of which more than this share is no sample was made for something else, or the labels
+are set wrongly."""
+_NOT_THE_FILES_FAULT = ("refused.score", "refused.erased")
+_Identity = tuple[int, int, int, int]
 
 
 @dataclass
 class FolderSource(Source):
-    """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,). Write under another suffix, then rename to .npz."""
+    """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,).
+
+    Write under another suffix, then rename to .npz.
+
+    A file stays where it is until the fate of all its samples is on the disk. One that cannot be
+    read, or of which most records are no samples, is never deleted: it is moved to the folder
+    `refused`, with a report beside it. Two sources may read one folder: each file is read by one.
+    """
 
     path: str
     """The folder."""
     afterwards: Literal["delete", "keep"] = "delete"
-    """What becomes of a file once all its samples are judged; `keep` moves it to the folder `done`."""
+    """What becomes of a file once all its samples are judged; `keep` moves it to the folder
+    `done`."""
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
 
+    settles = True
+
     def open(self) -> None:
+        """Fail if there is no such folder."""
         self._folder = Path(self.path)
-        self._stuck: set[Path] = set()
+        self._stuck: dict[Path, _Identity] = {}
         """Files that are done with and cannot be put away."""
+        self._seen: dict[Path, tuple[_Identity | None, float]] = {}
+        """What files that are not read looked like, and since when."""
+        self._named: set[str] = set()
+        """Suffixes of which it has been said that they are not read."""
         if not self._folder.is_dir():
             raise ConfigError(f"source '{self.name}': there is no folder {self._folder}")
 
     def run(self, intake: IngestQueue) -> None:
+        """Read every file of the folder, and those that come, until the intake is stopped."""
         while not intake.stopped:
-            files = [file for file in sorted(self._folder.glob("*.npz")) if file not in self._stuck]
-            for file in files:
-                self._take(file, intake)
+            found = False
+            for file in self._files(intake):
+                found |= self._take(file, intake)
                 if intake.stopped:
                     return
-            if not files:
+            if not found:
                 intake.wait_stopped(_POLL_SECONDS)
 
-    def _take(self, file: Path, intake: IngestQueue) -> None:
-        """Hands over a file's samples; the file goes only when the last of them is acknowledged."""
-        try:
-            arrays = read_npz(file, self.max_bytes)
-            x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
-        except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
-            reason = error.reason if isinstance(error, RejectedError) else "malformed"
-            intake.refuse(reason, self.name, f"{file.name}: {error}")
-            self._put_away(file, "refused")
-            return
-        if (
-            y.ndim != 1
-            or x.ndim < 1
-            or len(x) != len(y)
-            or not x.size
-            or (ids is not None and ids.shape != y.shape)
-        ):
-            intake.refuse("shape", self.name, file.name, max(1, len(y) if y.ndim else 1))
-            self._put_away(file, "refused")
-            return
-        left = len(y)
+    def _files(self, intake: IngestQueue) -> list[Path]:
+        """Return the files to be read, by name; the others are named once for each suffix."""
+        if not self._folder.is_dir():
+            raise DataError(f"the folder {self._folder} is gone")
+        files, others = [], dict[str, list[Path]]()
+        found = sorted(self._folder.iterdir())
+        self._seen = {file: self._seen[file] for file in found if file in self._seen}
+        for file in found:
+            if file.suffix == _READ:
+                if self._stuck.get(file) is None or self._stuck[file] != _identity(file):
+                    files.append(file)
+            elif file.name[0] != "." and file.suffix not in _UNFINISHED | self._named:
+                others.setdefault(file.suffix, []).append(file)
+        for suffix, same in others.items():
+            self._name_unread(suffix, same, intake)
+        return files
 
-        def judged(_fate: str) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self._put_away(file, "done" if self.afterwards == "keep" else None)
+    def _name_unread(self, suffix: str, files: list[Path], intake: IngestQueue) -> None:
+        """Says once that files of a suffix are not read, when they are there to stay."""
+        settled = [file for file in files if file.is_file() and self._is_settled(file)]
+        if not settled:
+            return
+        self._named.add(suffix)
+        kind = f"end in {suffix}" if suffix else "have no suffix"
+        sentence = (
+            f"{len(settled)} files in {self._folder} {kind} and are not read: this source reads "
+            f"{_READ} files with x, y and, if wanted, ids; {settled[0].name} is one that stays"
+        )
+        log.warning("source '%s': %s", self.name, sentence)
+        intake.refuse("suffix", self.name, sentence, count=0)
+
+    def _is_settled(self, file: Path) -> bool:
+        """Whether a file has stayed the same for so long that nobody seems to be writing it.
+
+        By the time since this source first saw it so, since clocks jump.
+        """
+        identity, now = _identity(file), time.monotonic()
+        before = self._seen.get(file)
+        if before is None or before[0] != identity:
+            self._seen[file] = (identity, now)
+            return False
+        return now - before[1] >= _SETTLED_SECONDS
+
+    def _take(self, file: Path, intake: IngestQueue) -> bool:
+        """Hands over a file's samples, and puts it away once the last of them has its fate.
+
+        Returns whether there was something to do: a file that another source reads is left to it.
+        """
+        with _claimed(file) as identity:
+            if identity is None:
+                return False
+            try:
+                arrays = read_npz(file, self.max_bytes)
+                x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
+            except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
+                reason = error.reason if isinstance(error, RejectedError) else "malformed"
+                if reason == "malformed" and not self._is_settled(file):
+                    return False  # perhaps it is still being written
+                intake.refuse(reason, self.name, f"{file.name}: {error}")
+                self._quarantine(file, identity, 0, Counter({reason: 1}), str(error))
+                return True
+            count = len(y) if y.ndim else 1
+            fits = y.ndim == 1 and x.ndim >= 1 and len(x) == len(y) and bool(x.size)
+            if not fits or (ids is not None and ids.shape != y.shape):
+                intake.refuse("shape", self.name, file.name, max(1, count))
+                shapes = f"x {x.shape}, y {y.shape}" + ("" if ids is None else f", ids {ids.shape}")
+                self._quarantine(file, identity, count, Counter(shape=max(1, count)), shapes)
+                return True
+            fates = self._judged(x, y, ids, intake)
+            if fates is None:
+                return True
+            self._put_away(file, identity, fates)
+            return True
+
+    def _judged(
+        self, x: AnyArray, y: AnyArray, ids: AnyArray | None, intake: IngestQueue
+    ) -> Counter[str] | None:
+        """Return all samples' fates, once they are on the disk; None if the agent stops before."""
+        fates: Counter[str] = Counter()
+        settled = threading.Condition()
+
+        def acknowledge(fate: str) -> None:
+            with settled:
+                fates[fate] += 1
+                settled.notify_all()
 
         for i in range(len(y)):
-            if intake.stopped:
-                return
             id_ = None if ids is None else ids[i].item()
-            intake.offer(Arrival(x[i], y[i].item(), id_, self.name, judged), wait=True)
-        while left and not intake.stopped:
-            time.sleep(0.01)
+            if not self.deliver(intake, x[i], y[i].item(), id_, acknowledge):
+                return None
+        with settled:
+            while fates.total() < len(y):
+                stopped = intake.stopped
+                # Of an agent that stops, the last commits may still be under way.
+                if not settled.wait(_LAST_SECONDS) and stopped:
+                    return None
+        return fates
 
-    def _put_away(self, file: Path, folder: str | None) -> None:
-        """Removes a file, or puts it where it is not read again, beside whatever has its name there."""
+    def _put_away(self, file: Path, identity: _Identity, fates: Counter[str]) -> None:
+        """Remove or keeps a file that is done with, or sets it aside with a report."""
+        count = fates.total()
+        wrong = Counter(
+            {
+                fate.removeprefix("refused."): number
+                for fate, number in fates.items()
+                if fate.startswith("refused.") and fate not in _NOT_THE_FILES_FAULT
+            }
+        )
+        if wrong.total() > _MOSTLY * count:
+            self._quarantine(file, identity, count, wrong, "")
+        elif self.afterwards == "keep":
+            self._move(file, identity, _DONE)
+        else:
+            self._move(file, identity, None)
+
+    def _quarantine(
+        self, file: Path, identity: _Identity, records: int, wrong: Counter[str], detail: str
+    ) -> None:
+        """Move a file to where it is not read again, with a report of what was wrong beside it."""
+        target = self._move(file, identity, _QUARANTINE)
+        if target is None:
+            return
+        report = {
+            "file": file.name,
+            "source": self.name,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "records": records,
+            "refused": dict(wrong.most_common()),
+            "detail": detail[:500],
+        }
+        reasons = ", ".join(f"{number} {reason}" for reason, number in wrong.most_common())
+        log.warning(
+            "source '%s': %s was not read as samples (%s of %d records refused); it is at %s",
+            self.name,
+            file.name,
+            reasons,
+            records,
+            target,
+        )
+        try:
+            beside = target.with_name(target.name + ".report.json")
+            beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            log.warning("source '%s': no report on %s (%s)", self.name, file.name, error.strerror)
+
+    def _move(self, file: Path, identity: _Identity, folder: str | None) -> Path | None:
+        """Put a file into a folder beside whatever has its name there, or removes it.
+
+        Returns where it is now. What has been written under its name meanwhile is a new file, and
+        stays to be read.
+        """
+        if _identity(file) != identity:
+            return None
         try:
             if folder is None:
                 file.unlink()
-                return
+                return None
             target, number = self._folder / folder / file.name, 0
             target.parent.mkdir(exist_ok=True)
             while target.exists():
@@ -94,13 +243,49 @@ class FolderSource(Source):
             file.rename(target)
         except OSError as error:
             if file.exists():
-                self._stuck.add(file)
+                self._stuck[file] = identity
                 log.warning(
                     "source '%s': %s stays and is not read again (%s)",
                     self.name,
                     file,
                     error.strerror,
                 )
+            return None
+        return target
+
+
+@contextmanager
+def _claimed(file: Path) -> Iterator[_Identity | None]:
+    """Keep a file from being read by another source; None where another has it, or it is gone."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        # What cannot be opened says why when it is read.
+        yield _identity(file)
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield None
+            return
+        # Under the lock it must still have its name: whoever had it before may have put it away.
+        found = _identity(file)
+        yield found if found == _identity_of(os.fstat(handle)) else None
+    finally:
+        os.close(handle)
+
+
+def _identity(file: Path) -> _Identity | None:
+    """Return what tells a file from another that has its name later; None where there is none."""
+    try:
+        return _identity_of(file.stat())
+    except OSError:
+        return None
+
+
+def _identity_of(found: os.stat_result) -> _Identity:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
@@ -108,7 +293,10 @@ _ENTRY, _MOST_ENTRIES = b"PK\1\2", 64
 
 
 def read_npz(path: Path, limit: int) -> dict[str, AnyArray]:
-    """The arrays of an archive; Python objects are no arrays here. A damaged one may raise anything."""
+    """Return the arrays of an archive; Python objects are no arrays here.
+
+    A damaged one may raise anything.
+    """
     from zipfile import (  # a megabyte that other agents do not need
         ZIP_DEFLATED,
         ZIP_STORED,

@@ -1,4 +1,7 @@
-"""Length-prefixed records over TCP or a Unix socket; each is answered with its fate once that is on the disk."""
+"""Length-prefixed records over TCP or a Unix socket.
+
+Each is answered with its fate once that is on the disk.
+"""
 
 import select
 import socket
@@ -6,19 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from hmac import compare_digest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
+from fedkeep.agent.arrivals import IngestQueue, Overload, Source
 from fedkeep.agent.connections import Listener
 from fedkeep.core.bounds import check_range
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.protocol.addresses import require_loopback
 
 _UNSENT = 1 << 18
 """Bytes of answers that may wait for a sender to read them."""
@@ -27,6 +32,8 @@ _POLL_MS = 200
 
 
 class Record(msgspec.Struct):
+    """One record: numbers, label and, if it has one, its id as it came."""
+
     x: bytes | list[Any]
     y: Any
     id: Any = None
@@ -37,24 +44,38 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 @dataclass
 class RecordsSource(Source):
-    """A record is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`."""
+    """Records on a TCP or Unix socket.
+
+    Each is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`.
+    """
 
     address: str = "tcp://127.0.0.1:9107"
-    """`tcp://host:port` or `unix:///path`; TCP has no password, so keep it on loopback."""
+    """`tcp://host:port` or `unix:///path`; beyond loopback it needs `token_file` or `insecure`."""
     dtype: str = "float32"
     """What the numbers are when `x` comes as bytes, little-endian."""
-    overload: Literal["wait", "sample"] = "sample"
-    """When the agent cannot keep up: hold senders back, or value an even sample."""
     connections: int = 64
-    """Senders at a time; one more takes the place of the one silent the longest."""
+    """Senders at a time; one more takes the place of one that has sent nothing, or else of the
+    one silent the longest."""
+    token_file: str | None = None
+    """A file with a token that every sender's first frame must be."""
+    insecure: bool = False
+    """Whether anybody who reaches a TCP address beyond this machine may send, without a token."""
+    overload: Overload = field(default="sample", kw_only=True)
+    """When the agent cannot keep up: `wait` holds senders back, `sample` values an even sample,
+    `drop` drops what comes meanwhile."""
 
     def __post_init__(self) -> None:
         check_range(self, "connections", least=1)
         parts = urlsplit(self.address)
         if parts.scheme not in ("tcp", "unix") or (parts.scheme == "tcp" and not parts.port):
             raise ValueError(f"address must be tcp://host:port or unix:///path, got {self.address}")
+        if parts.scheme == "unix" and (parts.netloc or not parts.path.startswith("/")):
+            raise ValueError(
+                f"address must have an absolute path, as in unix:///run/fedkeep/in.sock, "
+                f"got {self.address}"
+            )
         host = parts.hostname or "127.0.0.1", parts.port or 0
-        self._where = Path(parts.path) if parts.scheme == "unix" else host
+        self._where: Path | tuple[str, int] = Path(parts.path) if parts.scheme == "unix" else host
         try:
             self._dtype = np.dtype(self.dtype).newbyteorder("<")
         except TypeError:
@@ -63,20 +84,41 @@ class RecordsSource(Source):
             ) from None
 
     def open(self) -> None:
+        """Listen, if it is clear who may send."""
+        self._token: bytes | None = None
+        if self.token_file is not None:
+            try:
+                self._token = Path(self.token_file).read_bytes().strip()
+            except OSError as error:
+                raise ConfigError(
+                    f"source '{self.name}' cannot read token_file {self.token_file}: "
+                    f"{error.strerror}"
+                ) from error
+            if not self._token:
+                raise ConfigError(f"source '{self.name}': token_file {self.token_file} is empty")
+        elif isinstance(self._where, tuple):
+            where = f"source '{self.name}': address"
+            require_loopback(self._where[0], where, insecure=self.insecure)
         self._listener = Listener(self._where, self.connections)
 
     def run(self, intake: IngestQueue) -> None:
+        """Serve senders until the intake is stopped."""
         self._listener.start(partial(self._serve, intake))
         intake.wait_stopped()
 
     def close(self) -> None:
+        """Stop listening."""
         self._listener.close()
 
     def _serve(self, intake: IngestQueue, connection: socket.socket) -> None:
         exchange = _Exchange(connection)
+        records = exchange.records(intake)
         try:
-            for number, payload in enumerate(exchange.records(intake)):
-                self._listener.touch(connection)
+            if self._token is not None:
+                first = next(records, b"")
+                if not compare_digest(first, self._token):
+                    raise RejectedError("token", "the first frame is not the token")
+            for number, payload in enumerate(records):
                 acknowledge = partial(exchange.answer, number)
                 try:
                     record = _decoder.decode(payload)
@@ -89,16 +131,20 @@ class RecordsSource(Source):
                     intake.refuse("malformed", self.name, payload)
                     acknowledge("refused.malformed")
                     continue
-                intake.offer(
-                    Arrival(x, record.y, record.id, self.name, acknowledge),
-                    wait=self.overload == "wait",
-                )
+                self._listener.touch(connection)
+                if not self.deliver(intake, x, record.y, record.id, acknowledge):
+                    return
         except RejectedError as refusal:
-            intake.refuse(refusal.reason, self.name, bytes(exchange.came))
+            # Of a wrong token nothing is shown: it may be another's.
+            shown = b"" if refusal.reason == "token" else bytes(exchange.came)
+            intake.refuse(refusal.reason, self.name, shown)
 
 
 class _Exchange:
-    """One connection: records come in, numbered answers go out as fast as the sender reads them, and nobody waits."""
+    """One connection.
+
+    Records come in, numbered answers go out as fast as the sender reads them, and nobody waits.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -107,7 +153,10 @@ class _Exchange:
         self._lock = threading.Lock()
 
     def records(self, intake: IngestQueue) -> Iterator[bytes]:
-        """Each record once it has come in whole, until the sender is gone; what can be sent to it is sent meanwhile."""
+        """Each record once it has come in whole, until the sender is gone.
+
+        What can be sent to it is sent meanwhile.
+        """
         limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
         begun: float | None = None
         while not intake.stopped:
@@ -142,12 +191,13 @@ class _Exchange:
     def answer(self, number: int, fate: str) -> None:
         """Tells what became of a record, by its number on the connection, from 0.
 
-        Called from the agent's thread, which must not wait: what cannot be sent now goes when the sender reads.
+        Called from the agent's thread, which must not wait: what cannot be sent now goes when the
+        sender reads.
         """
         payload = msgspec.msgpack.encode({"n": number, "fate": fate})
         with self._lock:
             if len(self._unsent) > _UNSENT:
-                return  # it has not read for long; it will be cut off, and sends again what was not answered
+                return  # it has not read for long and is cut off; it sends again what has no answer
             waits = bool(self._unsent)
             self._unsent += len(payload).to_bytes(4) + payload
             if not waits:

@@ -20,6 +20,7 @@ class Fifo(SelectionPolicy):
     """
 
     unbiased = True
+    needs_model = False
 
     def score(self, batch: Batch, view: ScoringContext) -> Scores:
         """Score each sample."""
