@@ -1,6 +1,7 @@
 """The command lines of a deployment, written once for the operator, for `fedkeep serve` and for the tests."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.credentials import Credentials
+from fedkeep.files import atomic_write
 from fedkeep.protocol.addresses import Address, is_loopback
 
 CONNECTION = "fedkeep"
@@ -65,10 +67,24 @@ class Deployment:
             trust = (
                 f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
             )
-        file.write_text(
+        text = (
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )
+        with atomic_write(file) as opened:  # a full disk leaves what was there
+            opened.write(text.encode())
+
+    def note_serving(self) -> None:
+        """Write down that this process serves, and that the nodes' keys are registered."""
+        with atomic_write(self.root / "serving.pid") as file:
+            file.write(str(os.getpid()).encode())
+
+    def serving_process(self) -> int | None:
+        """Return the process that last registered the nodes' keys; it may have ended since."""
+        try:
+            return int((self.root / "serving.pid").read_text())
+        except (OSError, ValueError):
+            return None
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""
