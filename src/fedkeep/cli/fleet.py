@@ -60,6 +60,7 @@ def status(folder: Folder) -> None:
     for name in (
         "fleet",
         "server",
+        "superlink",
         "page",
         *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
     ):

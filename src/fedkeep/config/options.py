@@ -49,7 +49,7 @@ class EstimatorOptions:
     device has the current model and the exact global gradient in every round.
     """
 
-    name: Literal["incremental", "round-mean", "moving-mean", "exact", "stored"] = "incremental"
+    name: Literal["incremental", "round-mean", "exact", "stored"] = "incremental"
     """`stored` is the ablation without estimators: participants' gradients over their stored samples only."""
     cold_start: Literal["none", "exact"] = "none"
     """Before the first g_hat: `none` keeps random samples; `exact` begins with every device's exact gradient."""

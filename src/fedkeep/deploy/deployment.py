@@ -74,17 +74,21 @@ class Deployment:
         with atomic_write(file) as opened:  # a full disk leaves what was there
             opened.write(text.encode())
 
-    def note_serving(self) -> None:
-        """Write down that this process serves, and that the nodes' keys are registered."""
-        with atomic_write(self.root / "serving.pid") as file:
-            file.write(str(os.getpid()).encode())
+    def note_serving(self, superlink: int, restarts: int) -> None:
+        """Write down that this process serves, with its SuperLink and how often that was restarted.
 
-    def serving_process(self) -> int | None:
-        """Return the process that last registered the nodes' keys; it may have ended since."""
+        The nodes' keys are registered then.
+        """
+        with atomic_write(self.root / "serving.json") as file:
+            file.write(json.dumps([os.getpid(), superlink, restarts]).encode())
+
+    def serving(self) -> tuple[int, int, int] | None:
+        """Return what was noted last: the numbers of server and SuperLink, and restarts."""
         try:
-            return int((self.root / "serving.pid").read_text())
-        except (OSError, ValueError):
+            server, superlink, restarts = json.loads((self.root / "serving.json").read_text())
+        except (OSError, ValueError, TypeError):
             return None
+        return int(server), int(superlink), int(restarts)
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""

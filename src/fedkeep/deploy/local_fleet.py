@@ -212,8 +212,8 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         if not deployment.insecure:
             fleet.register()
             log.info("the nodes are registered: start their SuperNodes")
-        deployment.note_serving()
-        failures = 0
+        failures = superlink_restarts = 0
+        deployment.note_serving(fleet.processes["superlink"].pid, 0)
         while True:
             began = time.monotonic()
             status = _play(fleet, app, {**settings, "state.resume": resume})
@@ -230,6 +230,8 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
             if not fleet.is_alive("superlink"):
                 fleet.kill("superlink")
                 fleet.start_superlink()
+                superlink_restarts += 1
+                deployment.note_serving(fleet.processes["superlink"].pid, superlink_restarts)
                 log.info("the SuperLink is started again; the run is resumed")
 
 

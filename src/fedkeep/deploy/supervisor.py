@@ -123,12 +123,21 @@ class Supervisor:
         for name, process in self._processes.items():
             pid = None if process.ended else self._fleet.processes[name].pid
             services[name] = Service(pid, process.restarts, process.reason)
+        if (superlink := self._superlink()) is not None:
+            services["superlink"] = superlink
         write_services(self._root, services)
 
     def _is_serving(self) -> bool:
         """Whether the server knows the nodes' keys: a SuperNode that comes earlier ends at once."""
-        server = self._fleet.processes.get("server")
-        return server is not None and self._fleet.deployment.serving_process() == server.pid
+        return self._superlink() is not None
+
+    def _superlink(self) -> Service | None:
+        """Return the SuperLink as the server that runs noted it; None before it did."""
+        server, noted = self._fleet.processes.get("server"), self._fleet.deployment.serving()
+        if server is None or noted is None or noted[0] != server.pid:
+            return None
+        ended = "was started again by the server" if noted[2] else ""
+        return Service(noted[1], noted[2], ended)
 
     def _note_end(self, name: str, process: _Process, now: float) -> None:
         code = self._fleet.processes[name].returncode

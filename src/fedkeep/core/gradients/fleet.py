@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -70,64 +70,6 @@ class RoundMeanEstimator(GivenEstimator):
                 e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())
             ]
             self.given = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
-
-
-class MovingMeanEstimator(GivenEstimator):
-    """The exponentially weighted mean of all rounds' estimates: one vector, however many devices.
-
-    Each round's estimates count in full, those of the rounds before by `DECAY` less a round. A
-    device that took part k rounds ago counts by `DECAY ** k`, so that rounds of few participants
-    do not make the direction jump, and no vector is kept of any device.
-
-    >>> estimator = MovingMeanEstimator()
-    >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
-    >>> estimator.update({2: Estimate(np.array([0.0], dtype=np.float32), weight=0.2, round=1)})
-    >>> estimator.direction().tolist()  # (0.8 * 4 + 0.2 * 0) / (0.8 + 0.2)
-    [3.200000047683716]
-    """
-
-    DECAY: ClassVar[float] = 0.8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._weight = 0.0
-        """Of all rounds so far, as they count now."""
-        self._weighted_round = 0.0
-
-    def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
-        """Take in one round's accepted estimates."""
-        total = sum(e.weight for e in estimates.values())
-        if not total > 0:
-            return
-        before = self.DECAY * self._weight
-        mean: FloatArray = np.zeros(0) if self.given is None else self.given * before
-        for _, estimate in sorted(estimates.items()):
-            if not mean.size:
-                mean = np.zeros(len(estimate.gradient))
-            mean = mean + estimate.gradient.astype(np.float64) * estimate.weight
-        self._weight = before + total
-        self.given = (mean / self._weight).astype(np.float32)
-        rounds = sum(e.weight * e.round for e in estimates.values())
-        self._weighted_round = self.DECAY * self._weighted_round + rounds
-
-    def staleness(self, round_: int) -> float | None:
-        """Average the age of what counts, by its weight, in rounds."""
-        return round_ - self._weighted_round / self._weight if self._weight > 0 else None
-
-    def snapshot(self) -> State:
-        """Take the state as plain arrays."""
-        return {**super().snapshot(), "moving": np.array([self._weight, self._weighted_round])}
-
-    def restore(self, state: State) -> None:
-        """Become what `snapshot` described; of another estimator's state only g_hat is taken."""
-        super().restore(state)
-        self._weight, self._weighted_round = state.get("moving", np.zeros(2)).tolist()
-        if "gradients" in state and len(state["gradients"]):
-            former = IncrementalEstimator()
-            former.restore(state)
-            self.given = former.direction()
-            self._weight = float(state["weights"].sum())
-            self._weighted_round = float(state["weights"] @ state["rounds"])
 
 
 class IncrementalEstimator:
@@ -255,7 +197,5 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 
 
 def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
-    """Make the estimator of that name: Eq. 8 if `incremental`, else a mean of rounds."""
-    if name == "incremental":
-        return IncrementalEstimator(max_age)
-    return MovingMeanEstimator() if name == "moving-mean" else RoundMeanEstimator()
+    """Make the estimator of that name: Eq. 8 if `incremental`, else the mean of the round."""
+    return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()
