@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever a crash leaves of the writing."""
+"""Atomic and durable writes, and locks on folders."""
 
 import fcntl
 import os
@@ -9,14 +9,25 @@ from typing import IO
 
 
 def temp_path(path: Path) -> Path:
-    """Where a file is made before it takes its name."""
+    """Return the path under which a file is written before it is renamed to `path`."""
     return path.with_name(path.name + ".new")
 
 
 @contextmanager
 def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file that takes its name once it is written and on the disk; if that fails, what was there stays.
+    """Write a file that replaces `path` once it is complete and on disk.
 
+    If anything fails, what was at `path` stays and the unfinished file is removed.
+
+    Parameters
+    ----------
+    path : Path
+        The file to replace or create.
+    mode : int
+        Permissions of a new file.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     with atomic_write(Path(folder) / "note.txt") as file:
@@ -40,9 +51,10 @@ def atomic_write(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Holds back other processes that want to be alone in the same folder, which is made if it is not there.
+    """Hold an exclusive lock on a folder, which is created if it does not exist.
 
-    By a file that stays: a folder itself is locked on one machine only where several share it.
+    The lock is on a file `.lock` that stays: a lock on the folder itself would hold on one machine
+    only where several share a file system.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as held:
@@ -51,13 +63,13 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Renames what is complete and on the disk; returns once the name would survive a power cut, too."""
+    """Rename a complete, synced file; on return the new name survives a power cut."""
     new.replace(path)
     sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Flush a file, or the directory entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,5 +1,9 @@
-"""Conformance checks for policies and learners of one's own; `fedkeep check module:Class` runs the first.
+"""Conformance checks for user-defined policies and learners.
 
+`fedkeep check module:Class` runs the first.
+
+Examples
+--------
 >>> from fedkeep.core.policies.fifo import Fifo
 >>> check_policy(Fifo())
 ['scores', 'inputs', 'chunking', 'restart', 'repeatable']
@@ -24,14 +28,30 @@ _LEARNER = DenseLearner((_FEATURES, _LABELS))
 
 
 class ConformanceError(AssertionError):
-    """A law that a policy or learner breaks."""
+    """An invariant that a policy or learner violates."""
 
 
 def check_policy(policy: SelectionPolicy) -> list[str]:
-    """Runs a device with the policy through every law; returns their names or raises `ConformanceError`."""
+    """Check every invariant of a policy on a simulated device.
+
+    Parameters
+    ----------
+    policy : SelectionPolicy
+        The policy; it is run on several small devices.
+
+    Returns
+    -------
+    list of str
+        The names of the invariants that were checked.
+
+    Raises
+    ------
+    ConformanceError
+        If the policy violates one; the sentence names it.
+    """
     try:
         _play(policy, [7, 5], rounds=2)
-    except FedkeepError as error:  # one sound number per sample
+    except FedkeepError as error:  # one valid number per sample
         raise ConformanceError(str(error)) from error
     batch, device = _samples(20), _device(policy)
     for array in (batch.x, batch.y, batch.ids):
@@ -62,7 +82,10 @@ def check_policy(policy: SelectionPolicy) -> list[str]:
 def _play(
     policy: SelectionPolicy, chunks: Sequence[int], rounds: int, *, restart: bool = False
 ) -> list[int]:
-    """What a device stores after arrivals in chunks and a participation, `rounds` times over; first without g_hat."""
+    """Return the ids stored after `rounds` times the arrivals, in chunks, and a participation.
+
+    The first participation is without a global gradient.
+    """
     device, samples, start = _device(policy), _samples(sum(chunks) * rounds), 0
     for round_ in range(rounds):
         for chunk in chunks:
@@ -101,17 +124,39 @@ def _order(round_: int) -> TrainOrder:
 
 
 def _samples(n: int) -> Batch:
-    """Samples of which some come twice."""
+    """Return samples of which some occur twice."""
     ids = np.random.default_rng(n).integers(0, max(1, 3 * n // 4), n)
     features = np.random.default_rng(7).standard_normal((n, _FEATURES)).astype(np.float32)
     return Batch(features[ids], ids % _LABELS, ids)
 
 
 def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
-    """Checks the learner's measurements on a batch against each other and against finite differences.
+    """Check a learner's per-sample gradients against each other and against finite differences.
 
+    Parameters
+    ----------
+    learner : Learner
+        The learner.
+    batch : Batch
+        A few samples that it can train on.
+    seed : int
+        Seed of the first model and of the directions that are tried.
+
+    Returns
+    -------
+    list of str
+        The names of the invariants that were checked.
+
+    Raises
+    ------
+    ConformanceError
+        If the learner violates one; the sentence names it.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
-    >>> batch = Batch(rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 2, 9), np.arange(9))
+    >>> features = rng.normal(size=(9, 4)).astype(np.float32)
+    >>> batch = Batch(features, rng.integers(0, 2, 9), np.arange(9))
     >>> check_learner(DenseLearner((4, 2)), batch)[-2:]
     ['finite-differences', 'training']
     """
@@ -140,7 +185,8 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     _require_close(measured.losses().mean(), losses.mean(), "losses follow the logits")
     alone = learner.probe(model).measure(batch.take(slice(0, 1))).projections(direction)
     _require(bool(np.allclose(alone, projections[:1], rtol=1e-4, atol=1e-6)), "one by one")
-    # Projections are compared with the change of each loss along the direction; the valued parameters stand last.
+    # Projections are compared with the change of each loss along the direction; the parameters
+    # whose gradients are measured come last in the model vector.
     step = 1e-2 / float(np.linalg.norm(direction))
     shift = np.zeros_like(model)
     shift[len(model) - len(direction) :] = np.float32(step) * direction
@@ -161,10 +207,10 @@ def check_learner(learner: Learner, batch: Batch, seed: int = 0) -> list[str]:
     return ["shape", "mean", "norms", "losses", "one-by-one", "finite-differences", "training"]
 
 
-def _require_close(a: float, b: float, law: str) -> None:
-    _require(abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1e-3), f"{law} ({a:g} against {b:g})")
+def _require_close(a: float, b: float, invariant: str) -> None:
+    _require(abs(a - b) <= 1e-4 * max(abs(a), abs(b), 1e-3), f"{invariant} ({a:g}, not {b:g})")
 
 
-def _require(holds: bool, law: str) -> None:
+def _require(holds: bool, invariant: str) -> None:
     if not holds:
-        raise ConformanceError(law)
+        raise ConformanceError(invariant)

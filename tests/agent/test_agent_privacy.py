@@ -90,7 +90,7 @@ def test_a_ledger_that_is_gone_or_older_than_the_store_is_refused(tmp_path: Path
     old = ledger.read_bytes()
     take_part(tmp_path, 2)
     ledger.write_bytes(old)
-    with pytest.raises(ConfigError, match="knows of less than its device has sent"):
+    with pytest.raises(ConfigError, match="lists less than its device has sent"):
         make_agent(tmp_path, privacy=PRIVACY)
     for damaged in (old[:-9], b"\xff\xfe", b""):
         ledger.write_bytes(damaged)

@@ -55,7 +55,7 @@ def test_it_updates_while_a_run_is_written(
     expect(page.locator("#tiles .tile").first).to_contain_text("20")
     run.advance(20)
     expect(page.locator("#tiles .tile").first).to_contain_text("40")
-    expect(page.locator("#status")).to_have_text("Live, 1 of 1 run going")
+    expect(page.locator("#status")).to_have_text("Live, 1 running, 0 of 1 run finished")
     fleet["FakeRun"](tmp_path / "fifo-0.jsonl", "fifo").advance(10)
     expect(page.locator("#legend button")).to_have_text(["ode", "fifo"])
 
@@ -191,7 +191,7 @@ def test_sixty_runs_are_no_trouble(show: Show, tmp_path: Path, fleet: dict[str, 
     page = show(tmp_path)
     expect(page.locator("#legend button")).to_have_count(12)
     expect(page.get_by_role("combobox", name="Seed", exact=True).locator("option")).to_have_count(5)
-    expect(page.locator("#status")).to_contain_text("60 of 60 runs going")
+    expect(page.locator("#status")).to_contain_text("60 running")
 
 
 def test_nothing_in_a_record_becomes_html(
@@ -243,7 +243,7 @@ def test_odd_records_do_not_break_it(show: Show, tmp_path: Path, fleet: dict[str
         expect(page.get_by_role("combobox", name="Seed", exact=True)).to_have_value(method)
     page.get_by_role("combobox", name="Device", exact=True).select_option("1")
     expect(page.locator("#device table")).to_contain_text("label 9")
-    expect(page.locator("#panels")).to_contain_text("refused: constructor")
+    expect(page.locator("#panels")).to_contain_text("rejected: constructor")
 
 
 def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(

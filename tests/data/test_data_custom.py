@@ -146,9 +146,18 @@ GOOD = {"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1]), "device": np.array([
             "sample 1: a feature is missing, NaN or infinite",
         ),
         ({"x": np.array([["a", "b"]] * 4)}, "x must be numbers"),
+        ({"y": np.array([0, 1, 2.5, 1])}, r"label is a measurement, such as '2.5' \(regression\)"),
         (
-            {"y": np.array([0, 1, 2.5, 1])},
-            "sample 2: label '2.5' is neither a whole number nor a name",
+            {"device": np.array([0, 1.5, 2, 1])},
+            "sample 1: device '1.5' is neither a whole number nor a name",
+        ),
+        (
+            {"device": np.array([2.0**60, 1, 2, 1])},
+            r"device '1.15\d*e\+18' is a float above 2\^53, so digits are lost",
+        ),
+        (
+            {"x": np.array([[1.7e9, 1], [1.7e9 + 60, 1], [1.7e9 + 90, 0], [1.7e9 + 99, 0]])},
+            "column 0 of x looks like a time .* save it as an array of its own",
         ),
         ({"y": np.array([0, 1, np.nan, 1])}, "sample 2: label 'nan' is neither"),
         ({"y": np.zeros((4, 2))}, "label must be one value a sample"),
@@ -175,7 +184,22 @@ def test_a_wrong_npz_is_refused(change: dict[str, Any], message: str) -> None:
         (HEADER, ["k,1,1,1", "", "k,1,tall,1"], "line 4: height is 'tall', which is no number"),
         (HEADER, ["k,1,1,1", "k,1,,1"], "line 3: height is '', which is no number"),
         (HEADER, ["k,1,nan,1", "k,1,1,1"], "line 2: a feature is missing, NaN or infinite"),
-        (HEADER, ["k,0.5,1,1"], "line 2: label '0.5' is neither a whole number nor a name"),
+        (HEADER, ["k,0.5,1,1"], r"the label is a measurement, such as '0.5' \(regression\)"),
+        (
+            HEADER,
+            [f"k,{100 + 7 * n},1,{n}" for n in range(60)],
+            r"the label takes 60 different numbers in 60 samples, .* \(regression\)",
+        ),
+        (
+            "device,label,at,heat\n",
+            [f"k,{n % 2},{1_700_000_000 + n},{n}" for n in range(9)],
+            "at looks like a time since 1970, .*: set time = 'at'",
+        ),
+        (
+            "device,label,at,heat\n",
+            [f"k,{n % 2},{1_700_000_000_000 + n},{n}" for n in range(9)],
+            "at looks like a time since 1970, .*: set time = 'at'",
+        ),
         (HEADER, [",1,1,1", "k,1,1,1"], "line 2: device '' is neither"),
         (HEADER, [], "holds no sample"),
         ("device,label,a, a\n", ["k,1,1,1"], "2 columns called 'a'"),
@@ -271,3 +295,71 @@ def test_parquet_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyP
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Custom(**options)
+
+
+DIGITS = ["001", "1", "01", "1.0", "1e0", "+1"]
+
+
+def test_devices_and_labels_are_the_text_they_are_written_as() -> None:
+    rows = [f"{device},{label},{n},2" for n, device in enumerate(DIGITS) for label in DIGITS[:3]]
+    fleet = Custom(path=write_csv(rows)).load(seed=0)
+    assert fleet.device_names == tuple(sorted(DIGITS))
+    assert fleet.label_names == ("001", "01", "1")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, object])
+def test_identifiers_near_2_to_the_60_keep_their_last_digit(kind: type) -> None:
+    ids = [2**60 + n for n in range(6)]
+    device: Any = np.repeat(np.array(ids, dtype=kind), 4)
+    text = write_csv([f"{one},{n % 2},{n},1" for n, one in enumerate(device)])
+    names = tuple(map(str, ids))
+    assert Custom(path=text).load(seed=0).device_names == names
+    if kind is not object:
+        y, x = np.arange(24) % 2, np.zeros((24, 2))
+        fleet = Custom(path=write_npz(x=x, y=y, device=device)).load(seed=0)
+        assert fleet.device_names == names
+
+
+def test_a_source_may_yield_any_whole_number_and_text_as_devices() -> None:
+    Path("my_samples.py").write_text(
+        "def read():\n"
+        "    for n in range(8):\n"
+        "        yield (2**64 + 1, 2**64, -1, 'hall')[n % 4], [1.0, n], n // 4\n"
+    )
+    sys.modules.pop("my_samples", None)
+    fleet = Custom(source="my_samples:read").load(seed=0)
+    assert fleet.device_names == ("-1", str(2**64), str(2**64 + 1), "hall")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [["30", "5", "100", "20"], ["2026-01-03", "2026-01-01T10:00", "2026-01-04", "2026-01-02"]],
+)
+def test_samples_arrive_in_the_order_of_the_named_time(times: list[str]) -> None:
+    rows = [f"k,{n % 2},{time},{n}" for n, time in enumerate(times)]
+    path = write_csv(rows, header="device,label,at,heat\n")
+    fleet = Custom(path=path, time="at", standardise=False, test_fraction=0.25).load(seed=0)
+    assert fleet.x.tolist() == [[1], [3], [0], [2]]
+    assert fleet.y.tolist() == [1, 1, 0, 0]
+
+
+def test_a_time_that_is_missing_or_no_time_is_refused_with_its_line() -> None:
+    header = "device,label,at,heat\n"
+    path = write_csv(["k,0,1,1", "k,1,,2"], header=header)
+    with pytest.raises(DataError, match="line 3: time '' is missing"):
+        Custom(path=path, time="at").load(seed=0)
+    path = write_csv(["k,0,1,1", "k,1,soon,2"], header=header)
+    with pytest.raises(DataError, match="time must be numbers or dates such as"):
+        Custom(path=path, time="at").load(seed=0)
+    path = write_csv(["k,0,1,1", "k,1,nan,2"], header=header)
+    with pytest.raises(DataError, match="line 3: time 'nan' is missing"):
+        Custom(path=path, time="at").load(seed=0)
+    with pytest.raises(DataError, match=r"has no column 'when'; .* \(set task.time\)"):
+        Custom(path=path, time="when").load(seed=0)
+
+
+def test_many_labels_with_names_or_with_many_samples_each_are_classes() -> None:
+    rows = [f"k{n % 3},class {n % 30},1,{n}" for n in range(120)]
+    assert len(Custom(path=write_csv(rows)).load(seed=0).label_names) == 30
+    rows = [f"k{n % 3},{n % 30},1,{n}" for n in range(300)]
+    assert len(Custom(path=write_csv(rows)).load(seed=0).label_names) == 30

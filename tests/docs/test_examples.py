@@ -28,7 +28,7 @@ def run(*command: str) -> str:
 @pytest.mark.parametrize(
     ("example", "says"),
     [
-        ("quickstart.py", "draw       stores, per label"),
+        ("quickstart.py", "balanced-reservoir stores, per label"),
         ("new_policy.py", "unsure"),
         ("on_device.py", "round 4: trained on"),
         ("fedboost.py", "every other one taught wrong: 0."),

@@ -2,12 +2,29 @@
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 
 import pytest
 
 import fedkeep
 
 PUBLIC = {
+    "fedkeep": [
+        "Device",
+        "Experiment",
+        "Keeper",
+        "KeeperStrategy",
+        "SelectionPolicy",
+        "Server",
+        "Simulator",
+        "advise",
+        "compare",
+        "errors",
+        "load_records",
+        "simulate",
+    ],
+    "fedkeep.advice": ["Advice", "advise"],
     "fedkeep.cli": ["main"],
     "fedkeep.core.gist": [
         "Correction",
@@ -90,6 +107,7 @@ PUBLIC = {
         "read_run",
         "read_runs",
     ],
+    "fedkeep.solvers": ["Clusters", "Exact", "Hierarchical", "KMeans"],
 }
 
 
@@ -107,3 +125,30 @@ def test_the_public_names_of_a_package_are_these(name: str) -> None:
 
 def test_no_package_is_pinned_that_is_gone() -> None:
     assert set(PUBLIC) <= set(packages())
+
+
+IMPORTED = """
+import sys, time
+began = time.perf_counter()
+import fedkeep
+assert time.perf_counter() - began < 0.5
+assert not {"numpy", "torch", "flwr", "msgspec"} & set(sys.modules)
+assert set(fedkeep.__all__) <= set(dir(fedkeep))
+from fedkeep import *
+assert Simulator.__module__ == "fedkeep.sim.engine"
+assert compare.__doc__ and advise.__doc__ and simulate.__doc__ and load_records.__doc__
+assert errors.FedkeepError.__module__ == "fedkeep.core.errors"
+assert "torch" not in sys.modules
+"""
+
+
+def test_importing_fedkeep_loads_nothing_until_a_name_is_used() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'fedkeep' has no attribute 'Simulater'"):
+        _ = fedkeep.Simulater

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from fedkeep.core.errors import MissingExtraError
 from fedkeep.records import End, Evaluation, GistLine, Header, Line, Round, Run, compare, frame
@@ -14,6 +15,7 @@ from fedkeep.records.measures import (
     coverage,
     difference,
     final_accuracy,
+    has_diverged,
     interval,
     late_accuracy,
     mean_accuracy,
@@ -21,7 +23,15 @@ from fedkeep.records.measures import (
     quantile,
     rounds_to,
 )
-from fedkeep.records.tables import as_csv, explanation, markdown, sentences, tables
+from fedkeep.records.tables import (
+    as_csv,
+    as_text,
+    explanation,
+    latex,
+    markdown,
+    sentences,
+    tables,
+)
 
 
 def run(
@@ -46,7 +56,10 @@ def run(
     )
     lines: list[Line] = [
         header,
-        *(Evaluation(round=r, accuracy=a, loss=None) for r, a in curve.items()),
+        *(
+            Evaluation(round=r, accuracy=a, loss=None if a is None else 0.5)
+            for r, a in curve.items()
+        ),
     ]
     if finished:
         lines.append(End(round=max(curve, default=0), digest=""))
@@ -135,8 +148,8 @@ def test_the_verdict_is_said_in_words() -> None:
 def test_every_evaluation_is_a_row() -> None:
     table = as_csv([run("ode", 3, {0: 0.1, 10: None}, finished=False)])
     assert table.splitlines()[1:] == [
-        "toy,,ode,3,0,0.1,,0,0,0,0,,,False",
-        "toy,,ode,3,10,,,0,0,0,0,,,False",
+        "toy,,ode,3,0,0.1,0.5,0,0,0,0,,,0,,,,False",
+        "toy,,ode,3,10,,,0,0,0,0,,,0,,,,False",
     ]
 
 
@@ -284,15 +297,97 @@ def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"), [({"large-update": 7, "weight-cut": 9}, True), ({"weight-cut": 9}, False)]
+    ("rejected", "note"),
+    [
+        (
+            {"zero-model": 7, "weight-cut": 9},
+            "7 of 10 reports were rejected, most of them for 'zero-model'",
+        ),
+        (
+            {"model-not-finite": 4, "large-update": 3},
+            "diverged, 7 of 10 reports were rejected, most of them for 'model-not-finite': "
+            "lower train.learning_rate",
+        ),
+        ({"weight-cut": 9}, ""),
+        ({"zero-model": 5}, ""),
+    ],
 )
-def test_a_run_whose_reports_were_mostly_refused_is_told(
-    refused: dict[str, int], told: bool
+def test_a_run_whose_reports_were_mostly_rejected_is_noted(
+    rejected: dict[str, int], note: str
 ) -> None:
     good = run("ode", 0, {0: 0.1, 10: 0.1})
-    rounds = Round(round=10, participants=(1, 2), participations=10, refused_reports=refused)
+    rounds = Round(round=10, participants=(1, 2), participations=10, refused_reports=rejected)
     bad = Run(good.path, good.header, (*good.lines[:-1], rounds, good.lines[-1]))
-    notes = compare([bad]).notes
-    assert notes == (
-        ("ode-0: 7 of 10 reports were refused, most of them for 'large-update'",) if told else ()
+    assert compare([bad]).notes == ((f"ode-0: {note}",) if note else ())
+    assert has_diverged(bad) is note.startswith("diverged")
+
+
+def test_a_run_without_a_finite_loss_has_diverged() -> None:
+    diverged = run("ode", 0, {0: 0.1, 10: None})
+    assert has_diverged(diverged)
+    assert not has_diverged(run("ode", 0, {0: None}))
+    assert compare([diverged]).notes == (
+        "ode-0: diverged, its loss is not finite: lower train.learning_rate",
     )
+
+
+def test_methods_whose_accuracy_still_rises_are_noted_together() -> None:
+    rising = {n: n / 20 for n in range(11)}
+    flat = {n: min(n, 5) / 20 for n in range(11)}
+    runs = [run("fifo", 0, flat), run("ode", 0, rising), run("ode", 1, rising)]
+    assert compare(runs).notes == (
+        "toy: not converged, the accuracy still rose by more than a point over the last fifth of "
+        "the run: ode (+10.0); train longer or raise train.learning_rate",
+    )
+    assert compare([run("ode", 0, rising, finished=False)]).notes[0].startswith("not finished")
+
+
+def test_means_leave_out_unfinished_seeds_where_others_have_finished() -> None:
+    runs = [run("ode", 0, FIFO), run("ode", 1, {0: 0.1, 20: 0.2}, finished=False)]
+    row = compare(runs).rows[0]
+    assert (row.seeds, row.finished, row.measures["final"].mean) == (2, 1, 0.6)
+    assert compare(runs[1:]).rows[0].measures["final"].mean == 0.2
+
+
+def detailed(method: str, recalls: tuple[float | None, float | None]) -> Run:
+    plain = run(method, 0, {})
+    header = Header(**{**asdict(plain.header), "labels": ("a_1", "b")})
+    last = Evaluation(
+        round=5, accuracy=0.5, loss=1.0, worst_tenth=0.25, rare_recall=0.125, label_recall=recalls
+    )
+    return Run(plain.path, header, (header, last, End(round=5, digest="")))
+
+
+def test_full_tables_have_worst_devices_tail_recall_and_the_recall_of_each_label() -> None:
+    comparison = compare([detailed("fifo", (0.75, None)), detailed("ode", (0.5, 1.0))])
+    titles = [table.title for table in tables(comparison)]
+    assert titles == ["toy", "toy: against fifo"]
+    full = {table.title: table.rows for table in tables(comparison, full=True)}
+    assert full["toy: worst devices and rare labels"] == (
+        ("fifo", "25.00 %", "12.50 %"),
+        ("ode", "25.00 %", "12.50 %"),
+    )
+    assert full["toy: recall of each label"] == (
+        ("a_1", "75.00 %", "50.00 %"),
+        ("b", "-", "100.00 %"),
+    )
+    text = latex(comparison)
+    assert r"a\_1 & 75.00 \% & 50.00 \% \\" in text
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 4
+    header, row = as_csv([detailed("ode", (0.5, None))]).splitlines()
+    assert header.endswith("finished,recall:a_1,recall:b")
+    assert row.endswith(",0.25,0.125,,True,0.5,")
+
+
+@pytest.mark.parametrize("width", [None, 300, 60, 20, 1])
+def test_a_table_as_text_keeps_every_number_at_any_width(width: int | None) -> None:
+    name = "a-method-with-a-name-of-many-words-" * 3
+    runs = [run(name, seed, FIFO) for seed in range(3)] + [run("fifo", 0, FIFO)]
+    for table in tables(compare(runs, ["fifo"])):
+        text = as_text(table, width)
+        for row in table.rows:
+            assert all(cell in text for cell in row)
+        if width is None:
+            assert len(text.splitlines()) == len(table.rows) + 2
+        elif width == 300:
+            assert max(map(len, text.splitlines())) <= width

@@ -1,4 +1,4 @@
-"""What the page knows of a run: thinned out without losing a count, and following a file that changes."""
+"""What the page knows of a run: subsampled out without losing a count, and following a file that changes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from fedkeep.core.errors import DataError
 from fedkeep.records import GistLine, Recorder, Round, Run, read_run
-from fedkeep.web.digest import BINS, ROWS, Digest, RunView, Thinned, evenly
+from fedkeep.web.digest import BINS, ROWS, Digest, RunView, Subsampled, evenly
 from fedkeep.web.feed import DirectoryFeed, Update
 
 
 @given(st.integers(0, 500))
 def test_thinning_loses_nothing_and_stays_small(n: int) -> None:
-    thinned: Thinned[int] = Thinned(16, lambda early, late: early + late)
+    subsampled: Subsampled[int] = Subsampled(16, lambda early, late: early + late)
     for _ in range(n):
-        thinned.add(1)
-    assert sum(thinned) == n
-    assert len(thinned) <= 16
-    assert n < 16 or len(thinned) >= 8
+        subsampled.add(1)
+    assert sum(subsampled) == n
+    assert len(subsampled) <= 16
+    assert n < 16 or len(subsampled) >= 8
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))

@@ -1,1 +1,5 @@
-"""What to keep on one's own data: looks at it, tries the methods on it, and says which to use and how sure that is."""
+"""Advice for a user's own data: which method to use, by how much, and how certain that is."""
+
+from fedkeep.advice.advisor import Advice, advise
+
+__all__ = ["Advice", "advise"]

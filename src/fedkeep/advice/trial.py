@@ -1,20 +1,26 @@
-"""The methods that are tried and the trial of them: seed by seed, until they are decided or the time is over."""
+"""The trial behind an advice: methods on a user's data, seed by seed, until they are settled."""
 
 import itertools
 import json
+import math
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedkeep.agent.assembly import budget_for, parse_config
+import numpy as np
+
+from fedkeep.advice.rule import LOOKS, Lead, best_of, lead, open_methods, recommend
+from fedkeep.agent.assembly import AgentConfig, budget_for, parse_config
 from fedkeep.config.experiment import RunSpec
 from fedkeep.config.method import fleet_tables
-from fedkeep.config.presets import BALANCED_FIFO
+from fedkeep.config.methods import method_table
 from fedkeep.config.reference import bare, toml
+from fedkeep.core.errors import ConfigError
 from fedkeep.data import Federation
 from fedkeep.records import read_run
-from fedkeep.records.measures import Difference, difference, final_accuracy, late_accuracy
+from fedkeep.records.measures import final_accuracy, late_accuracy
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Backend, estimate_seconds, run_sweep
 from fedkeep.tables import Table, merged
@@ -26,66 +32,62 @@ FIFO, BALANCED, LOCAL, SHARED, UNLIMITED = (
     "gist-shared",
     "full-data",
 )
-CANDIDATES: dict[str, Table] = {
-    FIFO: {"policy": {"name": "fifo"}},
-    BALANCED: BALANCED_FIFO,
-    "balanced-reservoir": {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "none"}},
-    LOCAL: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "local"}},
-    "ode": {"policy": {"name": "ode"}},
-    SHARED: {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "shared"}},
-}
-"""From the simplest to the most elaborate: among equals the first is advised."""
+CANDIDATES = (FIFO, BALANCED, "balanced-reservoir", LOCAL, "ode", SHARED)
+"""From the simplest to the most elaborate, by their names in `config.methods`."""
 RATES = (0.01, 0.03, 0.1, 0.3)
 """Learning rates that every method may choose from: none is judged at another's best."""
+LARGER = 4
+"""How many times larger the store is whose benefit is measured."""
 _EVALUATIONS, _TUNING_SEED = 15, 1000
 _CONFIRMING = 5
 """Seeds of the experiment that should confirm an advice."""
-FIRST_SEEDS, MOST_SEEDS = 3, 16
-LARGER = 4
-"""How many times the store is, of which it is asked what it would buy."""
 _FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One trial of all methods: what they share, and the learning rate of each."""
+    """One trial of all methods: what they share, and the store and learning rate of each."""
 
     task: Table
     capacity: int
+    """Samples in the store of a method that `capacities` does not name."""
     participation: float
     rounds: int
     stream: Table = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
-    gist_samples: int = 0
-    """How many samples fewer a store holds that shares its bytes with a gist; 0 where samples are counted."""
+    capacities: dict[str, int] = field(default_factory=dict)
+    """Samples that each method's store holds within the same bytes; 0: none."""
+    budget: int | None = None
+    """Bytes of the store; None where samples are counted."""
 
     @property
-    def candidates(self) -> dict[str, Table]:
-        """The methods to choose from: a gist only where it leaves room for a sample."""
-        room = self.capacity > self.gist_samples
-        return {
-            name: table for name, table in CANDIDATES.items() if room or name not in (LOCAL, SHARED)
-        }
+    def candidates(self) -> tuple[str, ...]:
+        """The methods to choose from: those whose store holds a sample."""
+        return tuple(method for method in CANDIDATES if self.slots(method) > 0)
 
     @property
-    def methods(self) -> dict[str, Table]:
-        return {**self.candidates, UNLIMITED: {"policy": {"name": UNLIMITED}}}
+    def methods(self) -> tuple[str, ...]:
+        """The candidates, and unlimited storage as a bound."""
+        return (*self.candidates, UNLIMITED)
 
     def slots(self, method: str) -> int:
-        return self.capacity - (self.gist_samples if method in (LOCAL, SHARED) else 0)
+        """Return how many samples a method's store holds."""
+        return self.capacities.get(method, self.capacity)
 
     def table(
         self, method: str, seed: int, *, rate: float | None = None, capacity: int | None = None
     ) -> Table:
-        own = {
+        """Return the tables of one run."""
+        own: Table = {
             "label": method,
             "seed": seed,
             "train": {"learning_rate": rate or self.rates.get(method, RATES[1])},
         }
         own["storage"] = {"capacity": capacity or self.slots(method)}
-        return merged(merged(self.shared(), self.methods[method]), own)
+        return merged(merged(self.shared(), method_table(method)), own)
 
     def shared(self) -> Table:
+        """Return the tables that all runs share."""
         return {
             "task": {**self.task, "rounds_per_pass": self.rounds},
             "storage": {"capacity": self.capacity},
@@ -105,49 +107,107 @@ class Panel:
     def write_files(
         self, folder: Path, method: str, data: Federation, first_seed: int
     ) -> list[Path]:
-        """Writes the experiment that should confirm the advice of a method, and configurations that use it.
+        """Write the experiment that should confirm an advice, and configurations that use it.
 
-        The experiment has seeds that the advice has not seen; the device's file takes as few bytes as hold its samples.
+        Parameters
+        ----------
+        folder : Path
+            Where the files go.
+        method : str
+            The method that is advised.
+        data : Federation
+            The user's data, for the form of its samples and the names of its labels.
+        first_seed : int
+            The first seed that the trial has not used.
         """
         own = {
             m: {"train": {"learning_rate": self.rates[m]}, "storage": {"capacity": self.slots(m)}}
             for m in self.rates
         }
-        methods = {name: merged(table, own[name]) for name, table in self.methods.items()}
+        methods = {name: merged(method_table(name), own[name]) for name in own}
         sweep = {"seed": list(range(first_seed, first_seed + _CONFIRMING))}
-        samples = {"shape": list(data.sample_shape), "labels": data.labels}
         model = {"name": data.model.name, **data.model.options}
-        said = {
-            key: table
-            for key, table in self.methods[method].items()
-            if key in ("policy", "storage", "weights", "gist")
-        }
-        files = {"store": {"path": "samples.store"}, "agent": {"socket": "agent.sock"}}
-        agent = {"samples": samples, "model": model, **said, **files}
-        agent["store"]["budget"] = budget_for(parse_config(agent), self.slots(method))
-        fleet = {
-            "samples": {**samples, "names": list(data.label_names)},
-            "model": model,
-            **fleet_tables(self.methods[method]),
-            "train": self.shared()["train"] | own[method]["train"],
-        }
+        served = fleet_tables(method_table(method))
+        fleet: Table = {"samples": samples_of(data), "model": model, **served}
+        fleet["train"] = self.shared()["train"] | own[method]["train"]
+        agent = agent_table(method, data)
+        agent["store"]["budget"] = self.budget or budget_for(
+            parse_config(agent), self.slots(method)
+        )
         source = '\n[[source]]\nkind = "lines"  # JSON lines on standard input; see docs/agent.md\n'
-        texts = {
-            "experiment.toml": "# Confirms the advice on seeds that it has not seen: fedkeep run experiment.toml\n"
-            + as_toml({**self.shared(), "methods": methods, "sweep": sweep}),
-            "agent.toml": "# What a device runs: fedkeep agent run agent.toml\n"
-            + as_toml(agent)
-            + source,
-            "fleet.toml": "# What the server runs: fedkeep serve fleet.toml\n" + as_toml(fleet),
+        purposes = {
+            "experiment.toml": "Confirms the advice on unused seeds: fedkeep run experiment.toml",
+            "agent.toml": "The configuration of a device: fedkeep agent run agent.toml",
+            "fleet.toml": "The configuration of the server: fedkeep serve fleet.toml",
         }
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        return [folder / name for name in texts]
+        bodies = {
+            "experiment.toml": as_toml({**self.shared(), "methods": methods, "sweep": sweep}),
+            "agent.toml": as_toml(agent) + source,
+            "fleet.toml": as_toml(fleet),
+        }
+        for name, purpose in purposes.items():
+            (folder / name).write_text(f"# {purpose}\n{bodies[name]}", encoding="utf-8")
+        return [folder / name for name in purposes]
+
+
+def samples_of(data: Federation) -> Table:
+    """Return the table `samples` of a fleet or an agent."""
+    return {
+        "shape": list(data.sample_shape),
+        "labels": data.labels,
+        "names": list(data.label_names),
+    }
+
+
+def agent_table(method: str, data: Federation) -> Table:
+    """Return the tables of an agent that runs a method on such data, without a budget."""
+    table = method_table(method)
+    agent: Table = {
+        "samples": samples_of(data),
+        "model": {"name": data.model.name, **data.model.options},
+        **{key: table[key] for key in ("policy", "storage", "weights", "gist") if key in table},
+        "store": {"path": "samples.store"},
+        "agent": {"socket": "agent.sock"},
+    }
+    return agent
+
+
+def capacities_within(budget: int, data: Federation) -> dict[str, int]:
+    """Return how many samples each candidate's store holds in a budget of bytes.
+
+    The budget is that of an agent's `store.budget`: the whole file, with the model, the gist and
+    all metadata.
+
+    Raises
+    ------
+    ConfigError
+        If not even FIFO's store holds a sample.
+    """
+    found = {}
+    for method in CANDIDATES:
+        config = parse_config(agent_table(method, data))
+        found[method] = _capacity_within(config, budget)
+    if found[FIFO] == 0:
+        least = budget_for(parse_config(agent_table(FIFO, data)), 1)
+        raise ConfigError(
+            f"{budget:,} bytes are too few: a device that stores one sample of this data, with "
+            f"the model and its metadata, needs {least:,}"
+        )
+    return found
+
+
+def _capacity_within(config: AgentConfig, budget: int) -> int:
+    """Return the most samples that a store of this many bytes holds; 0 where it holds none."""
+    sample_bytes = math.prod(config.samples.shape) * np.dtype(config.samples.dtype).itemsize
+    counts = range(1, budget // sample_bytes + 2)
+    return bisect_right(counts, budget, key=lambda count: budget_for(config, count))
 
 
 def as_toml(table: Table) -> str:
-    """A table of tables as a TOML file, one line a table; methods and what is swept have a line each.
+    """Return a table of tables as TOML, one line a table, and one for each method.
 
+    Examples
+    --------
     >>> print(as_toml({"train": {"rounds": 9}, "stream": {}, "sweep": {"seed": [3, 4]}}), end="")
     train = { rounds = 9 }
     sweep.seed = [3, 4]
@@ -164,15 +224,15 @@ def as_toml(table: Table) -> str:
 
 @dataclass
 class Trial:
-    """A panel being tried into a folder; what an earlier call finished there is not done again."""
+    """A panel that is tried into a folder; what an earlier call finished is not done again."""
 
     panel: Panel
     folder: Path
     seconds: float
-    """All that may pass."""
+    """The limit of all that may pass."""
     jobs: int
     tell: Callable[[str, float, float], None]
-    """Called with what is being done, the share of the work done, and the seconds that the rest may take."""
+    """Called with the stage, the share of the work done, and the estimated seconds left."""
     backend: Backend = "local"
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
@@ -181,62 +241,67 @@ class Trial:
     _planned: float = 1.0
 
     def run(self) -> bool:
-        """Whether it came to its end: time and Ctrl-C end it early, and what is finished counts."""
+        """Run the trial; return whether it came to its end.
+
+        The time limit and Ctrl-C end it early; what is finished counts.
+        """
         try:
             self._run()
         except KeyboardInterrupt:
             return False
         return True
 
+    def recommended(self) -> str:
+        """Return the method to use, by the rule."""
+        return recommend(self.finals, self.panel.candidates)
+
+    def leader(self) -> str:
+        """Return the candidate with the best mean so far."""
+        return best_of(self.finals, self.panel.candidates)
+
+    def lead(self, method: str, other: str) -> Lead | None:
+        """Return a method's lead over another with the bounds of the rule."""
+        return lead(self.finals, method, other, len(self.panel.candidates) - 1)
+
+    def open(self) -> list[str]:
+        """Return the candidates that more seeds may still make the recommended one."""
+        return open_methods(self.finals, self.panel.candidates)
+
     def _run(self) -> None:
-        """Rounds and rates are chosen, then seeds run until nothing is open."""
+        """Choose rounds and rates, then run seeds until nothing is open."""
         self._choose_rounds()
-        runs = len(self.panel.methods) * len(RATES) / 2 + FIRST_SEEDS * (
-            len(self.panel.methods) + 1
-        )
+        first = LOOKS[0]
+        methods = self.panel.methods
+        runs = len(methods) * len(RATES) / 2 + first * (len(methods) + 1)
         self._planned = runs * self.panel.rounds
         if not self.panel.rates:
             self._tune()
-        table, first = self.panel.table, range(FIRST_SEEDS)
-        self._play("seeds 0 to 2", {(m, s): table(m, s) for s in first for m in self.panel.methods})
+        table, seeds = self.panel.table, range(first)
+        wanted = {(method, seed): table(method, seed) for seed in seeds for method in methods}
+        self._play(f"seeds 0 to {first - 1}", wanted)
+        self._try_larger_store(seeds)
+        for before, look in itertools.pairwise(LOOKS):
+            open_ = self.open()
+            if not open_:
+                return
+            judged = dict.fromkeys((FIFO, self.recommended(), *open_))
+            seeds = range(before, look)
+            self._planned += len(judged) * len(seeds) * self.panel.rounds
+            wanted = {(method, seed): table(method, seed) for seed in seeds for method in judged}
+            self._play(f"{look} seeds, open: {', '.join(open_)}", wanted)
+
+    def _try_larger_store(self, seeds: Sequence[int]) -> None:
         method = self.leader()
         capacity = LARGER * self.panel.slots(method)
         name = f"{method}, {capacity} samples"
-        larger = {(name, s): {**table(method, s, capacity=capacity), "label": name} for s in first}
-        self._play(f"a store of {capacity} samples", larger)
-        for seed in range(FIRST_SEEDS, MOST_SEEDS):
-            if not (inconclusive := self.open()):
-                return
-            self._planned += len(inconclusive) * self.panel.rounds
-            wanted = {
-                (method, seed): table(method, seed) for method in (self.leader(), *inconclusive)
-            }
-            self._play(f"seed {seed}: {', '.join(inconclusive)} inconclusive", wanted)
-
-    def leader(self) -> str:
-        return self.best_of(list(self.panel.candidates))
-
-    def best_of(self, methods: Sequence[str]) -> str:
-        """The one of these with the best mean over the seeds that all of them ran; the first where none did."""
-        common = set.intersection(*(set(self.finals.get(m, {})) for m in methods))
-        return max(methods, key=lambda m: sum(self.finals[m][seed] for seed in common))
-
-    def against(self, method: str, other: str) -> Difference | None:
-        """By how much a method differs from another, over the seeds both finished."""
-        own, others = self.finals.get(method, {}), self.finals.get(other, {})
-        paired = [own[seed] - others[seed] for seed in sorted(own.keys() & others.keys())]
-        return difference(paired) if paired else None
-
-    def open(self) -> list[str]:
-        """Candidates of which it is not decided how they stand to the leader; the others need no more seeds."""
-        leader = self.leader()
-        found = {m: self.against(m, leader) for m in self.panel.candidates if m != leader}
-        return [
-            m for m, stands in found.items() if stands is None or stands.verdict == "inconclusive"
-        ]
+        wanted = {
+            (name, seed): {**self.panel.table(method, seed, capacity=capacity), "label": name}
+            for seed in seeds
+        }
+        self._play(f"a store of {capacity} samples", wanted)
 
     def _choose_rounds(self) -> None:
-        """As many rounds as fit the time, or those that an earlier call chose; noted for the next."""
+        """Choose as many rounds as fit the time, or those that an earlier call chose."""
         self._inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         noted = self.folder / "panel.json"
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
@@ -246,26 +311,26 @@ class Trial:
         cells = [RunSpec(self.panel.table(method, 0), "") for method in self.panel.methods]
         self.tell("measuring how long a round takes", 0.0, self.seconds)
         each = estimate_seconds(cells, 1) / len(cells) / self.panel.rounds
-        runs = len(cells) * (len(RATES) / 2 + FIRST_SEEDS + 2) + FIRST_SEEDS
+        runs = len(cells) * (len(RATES) / 2 + LOOKS[0] + 2) + LOOKS[0]
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
         rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, rounds)) // 10 * 10
         self.panel = replace(self.panel, rounds=rounds)
         self._note()
 
     def _note(self) -> None:
-        said = {"inputs": self._inputs, "rounds": self.panel.rounds, "rates": self.panel.rates}
-        (self.folder / "panel.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        noted = {"inputs": self._inputs, "rounds": self.panel.rounds, "rates": self.panel.rates}
+        text = json.dumps(noted, indent=1) + "\n"
+        (self.folder / "panel.json").write_text(text, encoding="utf-8")
 
     def _tune(self) -> None:
-        """The learning rate of each method, by the late accuracy of a shorter run apart from the others."""
-        shorter, folder = (
-            replace(self.panel, rounds=max(10, self.panel.rounds // 2)),
-            self.folder / "rates",
-        )
+        """Choose each method's learning rate, by the late accuracy of shorter runs.
+
+        They have a seed, and so a split of the data, that the trial itself never uses.
+        """
+        shorter = replace(self.panel, rounds=max(10, self.panel.rounds // 2))
+        folder = self.folder / "rates"
         cells = {}
-        for method, rate in itertools.product(
-            self.panel.methods, RATES
-        ):  # on a split that the trial itself never uses
+        for method, rate in itertools.product(self.panel.methods, RATES):
             table = shorter.table(method, _TUNING_SEED, rate=rate)
             cells[method, rate] = RunSpec({**table, "label": f"{method} at {rate}"}, "")
         self._sweep("finding each method's learning rate", list(cells.values()), folder)
@@ -277,11 +342,9 @@ class Trial:
         self._note()
 
     def _play(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:
-        """Plays runs by method and seed; what is finished counts, however this ends."""
-        cells, folder = (
-            {key: RunSpec(table, "") for key, table in wanted.items()},
-            self.folder / "runs",
-        )
+        """Run methods and seeds; what is finished counts, however this ends."""
+        cells = {key: RunSpec(table, "") for key, table in wanted.items()}
+        folder = self.folder / "runs"
         try:
             self._sweep(stage, list(cells.values()), folder)
         finally:
@@ -308,4 +371,4 @@ class Trial:
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
         self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
-            raise KeyboardInterrupt  # the time is over: it ends as Ctrl-C ends it
+            raise KeyboardInterrupt  # the time limit ends a trial as Ctrl-C does

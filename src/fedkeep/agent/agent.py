@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, screen
 from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.label_names import LabelNames
 from fedkeep.agent.record import DAY, CounterBook, ModelVersion, Tombstones, Verdict
 from fedkeep.agent.store_file import discard_copies
 from fedkeep.core.device import Device
@@ -58,6 +59,7 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
         self._parts: dict[str, Stateful] = {
@@ -137,7 +139,7 @@ class Agent:
         form, labels = self.intake.form, self.config.samples.labels
         by_source: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
-            by_source.setdefault(arrival.source, []).append(arrival)
+            by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
         for source, group in by_source.items():
             self.store.source = source
             batch, sound, refused = screen(

@@ -98,6 +98,8 @@ class SampleOptions:
     """How they are stored; the models get float32."""
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all others for ever."""
+    names: tuple[str, ...] = ()
+    """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 100.0
     """So is one whose largest number is that many times the usual; 0: only `limit` counts."""
 
@@ -107,6 +109,11 @@ class SampleOptions:
         check_range(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if self.names and len(set(self.names)) != self.labels:
+            raise ValueError(
+                f"names must be {self.labels} different ones, one for each label, got "
+                f"{len(set(self.names))}"
+            )
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
                 f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}"

@@ -10,10 +10,8 @@ import typer
 from rich import progress as bars
 from rich.console import Console
 
-from fedkeep.advice.trial import FIFO, Panel, Trial
-from fedkeep.advice.verdict import DatasetProfile, describe, recommended
-from fedkeep.advice.verdict import advise as judge
-from fedkeep.cli.report import write
+from fedkeep.advice import advise as ask_for_advice
+from fedkeep.advice.advisor import folder_of
 from fedkeep.cli.run import (
     DESCRIPTION,
     PROCESSORS,
@@ -24,12 +22,8 @@ from fedkeep.cli.run import (
     make_folder,
     time_in_words,
 )
-from fedkeep.config.experiment import resolve
-from fedkeep.core.errors import ConfigError, FedkeepError
-from fedkeep.records import compare, read_runs
-from fedkeep.sim.assembly import build_learner, load_data
+from fedkeep.core.errors import ConfigError
 from fedkeep.sim.sweep import processors
-from fedkeep.web.report import html
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
 
@@ -41,7 +35,9 @@ def advise(
     ],
     bytes_: Annotated[
         str | None,
-        typer.Option("--bytes", metavar="SIZE", help="What a device can keep, e.g. 50kB."),
+        typer.Option(
+            "--bytes", metavar="SIZE", help="The whole store of a device, e.g. 500kB, to the byte."
+        ),
     ] = None,
     capacity: Annotated[int, typer.Option(min=1, help="Or in samples.")] = 10,
     participation: Annotated[
@@ -59,6 +55,9 @@ def advise(
     ] = 0.0,
     device: Annotated[str, typer.Option(help="The column that names the device.")] = "device",
     label: Annotated[str, typer.Option(help="The column that holds the label.")] = "label",
+    time: Annotated[
+        str | None, typer.Option(help="The column of times, whose order samples arrive in.")
+    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -76,65 +75,45 @@ def advise(
     """Say what devices should keep of data like yours.
 
     Tries FIFO, class-balanced FIFO, a balanced reservoir with and without a gist, ODE and unlimited
-    storage on it, each at its own
-    learning rate, and ends in words: what to use, by how much, how sure that is, what a larger store or a gist would
-    buy, and what to worry about. Ctrl-C keeps what is done; the same call goes on from there.
+    storage on it, each at its own learning rate, and ends in words: what to use, by how much, how
+    certain that is, what a larger store or a gist would gain, and what to watch out for. Ctrl-C
+    keeps what is done; the same call goes on from there.
     """
-    folder = out if out is not None else Path("advice") / Path(data.partition(":")[0]).stem
+    folder = out if out is not None else folder_of(data)
     make_folder(folder)
-    task = {"name": "custom", ("source" if ":" in data else "path"): data, "test_fraction": 0.2}
-    task |= {"device": device, "label": label, "model": model}
-    if devices:
-        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
-    experiment = resolve({"task": task, "policy": {"name": "fifo"}})
-    federation = load_data(experiment.task, 0)
-    seen = DatasetProfile(federation)
-    # Two vectors of the model's length: the gist, and the mean of what came since.
-    gist_bytes, gist_samples = 2 * 4 * build_learner(experiment, federation).gradient_size, 0
-    if bytes_ is not None:
-        capacity, gist_samples = (
-            _samples(bytes_, seen.sample_bytes),
-            -(-gist_bytes // seen.sample_bytes),
-        )
-    panel = Panel(
-        task,
-        capacity,
-        participation,
-        100,
-        {"shuffle": shuffled, "drift": drift},
-        gist_samples=gist_samples,
-    )
-    resolve(panel.table(FIFO, 0))  # a wish that cannot be is told before anything is measured
-    typer.echo(f"{describe(seen)} Trying the methods with {capacity} of them a device.", err=True)
     chosen = backend_of(backend, on)
     jobs = processors() if chosen == "ray" else jobs
     with _stage_progress() as tell:
-        trial = Trial(panel, folder, 60 * minutes, jobs, tell, chosen)
-        complete = trial.run()
-    if not trial.finals:
-        raise FedkeepError(
-            f"stopped before any run had ended: the same call goes on from there ({folder}), --minutes gives it longer"
+        found = ask_for_advice(
+            data,
+            bytes=None if bytes_ is None else _size(bytes_),
+            capacity=capacity,
+            participation=participation,
+            minutes=minutes,
+            shuffled=shuffled,
+            drift=drift,
+            device=device,
+            label=label,
+            time=time,
+            devices=devices,
+            model=model,
+            jobs=jobs,
+            backend=chosen,
+            out=folder,
+            tell=tell,
+            announce=lambda sentence: typer.echo(sentence, err=True),
         )
-    advice = judge(trial, seen, gist_bytes, shuffled=shuffled, complete=complete)
-    typer.echo("\n".join(advice))
-    seeds = max(max(runs) for runs in trial.finals.values()) + 1
-    for path in trial.panel.write_files(folder, recommended(trial), federation, seeds):
+    typer.echo(str(found))
+    for path in found.files:
         typer.echo(f"wrote {path}", err=True)
-    runs = [run for run in read_runs(folder / "runs") if run.end is not None]
-    write(folder / "advice.html", html(runs, compare(runs), f"Advice on {Path(data).name}", advice))
-    (folder / "advice.txt").write_text("\n".join([*advice, ""]), encoding="utf-8")
 
 
-def _samples(size: str, sample_bytes: int) -> int:
-    found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", size)
+def _size(text: str) -> int:
+    """Return a size in bytes, such as 50kB or 2MiB."""
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if not found or found[2].lower() not in _UNITS:
-        raise ConfigError(f"--bytes takes a size such as 50kB or 2MiB, got '{size}'")
-    samples = int(float(found[1]) * _UNITS[found[2].lower()] // sample_bytes)
-    if samples < 1:
-        raise ConfigError(
-            f"{size} is less than one sample of this data, which takes {sample_bytes} bytes"
-        )
-    return samples
+        raise ConfigError(f"--bytes takes a size such as 500kB or 2MiB, got '{text}'")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import typer
 from fedkeep.cli.report import print_tables, write
 from fedkeep.cli.run import PROCESSORS, make_folder, play_all
 from fedkeep.config.experiment import expand
-from fedkeep.config.presets import BALANCED_FIFO
+from fedkeep.config.methods import method_tables
 from fedkeep.records import compare, read_runs
 from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
@@ -20,14 +20,9 @@ EXPERIMENT = {
     "storage": {"capacity": 10},
     "train": {"rounds": 300, "participation": 0.1, "epochs": 5, "learning_rate": 0.02},
     "record": {"every": 10, "checkpoint_every": 1000},
-    "methods": {
-        "fifo": {"policy": {"name": "fifo"}},
-        "balanced-fifo": BALANCED_FIFO,
-        "ode": {"policy": {"name": "ode"}},
-        "gist-local": {"gist": {"mode": "local"}},
-        "gist-shared": {},  # the default has nothing to say
-        "full-data": {"policy": {"name": "full-data"}},
-    },
+    "methods": method_tables(
+        ("fifo", "balanced-fifo", "ode", "gist-local", "gist-shared", "full-data")
+    ),
     "sweep": {"seed": [0, 1, 2]},
 }
 

@@ -1,5 +1,6 @@
 """`fedkeep report`: what a directory of runs says, in the terminal, as Markdown and as one HTML file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from rich.text import Text
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.registry import did_you_mean
-from fedkeep.records import Comparison, compare, read_runs
+from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
+from fedkeep.records.figures import accuracy_figure
 from fedkeep.web.report import html as page
 
 
@@ -32,6 +34,13 @@ def report(
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the comparison as JSON.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all tables as LaTeX (booktabs).")
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the accuracy as a figure: .pdf, .svg or .png."),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -60,6 +69,10 @@ def report(
         write(csv, words.as_csv(runs))
     if json is not None:
         write(json, msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode() + "\n")
+    if latex is not None:
+        write(latex, words.latex(comparison))
+    if figure is not None:
+        _write_figure(runs, figure)
     if html is not None:
         write(html, page(runs, comparison, directory.resolve().name))
 
@@ -67,6 +80,11 @@ def report(
 def print_tables(comparison: Comparison) -> None:
     console = Console()
     for table in words.tables(comparison):
+        if not console.is_terminal:
+            console = Console(width=max(console.width, _width(table)))
+        elif _width(table) > console.width:
+            console.print(Text(words.as_text(table, console.width)), soft_wrap=True)
+            continue
         drawn = Table(title=Text(table.title), title_justify="left")
         for place, name in enumerate(table.columns):
             drawn.add_column(Text(name), justify="right" if place else "left", no_wrap=not place)
@@ -77,6 +95,23 @@ def print_tables(comparison: Comparison) -> None:
         console.print(Text(sentence))
     for note in (*comparison.notes, words.explanation(comparison)):
         console.print(Text(note, style="dim"))
+
+
+def _width(table: words.ReportTable) -> int:
+    """Return the columns of a terminal that a table needs with its frame."""
+    cells = zip(table.columns, *table.rows, strict=True)
+    return sum(max(map(len, column)) + 3 for column in cells) + 1
+
+
+def _write_figure(runs: Sequence[Run], path: Path) -> None:
+    if path.suffix.lower() not in (".pdf", ".svg", ".png"):
+        raise DataError(f"a figure is a .pdf, .svg or .png file, got {path}")
+    drawn = accuracy_figure(runs)
+    try:
+        drawn.savefig(path, dpi=200)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    typer.echo(f"wrote {path}", err=True)
 
 
 def write(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from fedkeep.config.aliases import current_option
 from fedkeep.config.experiment import RunSpec, expand, override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.records import compare, read_runs
+from fedkeep.records.measures import has_diverged
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.runner import is_finished, record_path
 from fedkeep.sim.sweep import Backend, Listener, estimate_seconds, processors, run_sweep
@@ -57,7 +58,15 @@ def run(
     cells = expand(override(read_experiment(file), settings or []))
     directory = out if out is not None else Path("runs") / file.stem
     play_all(cells, directory, jobs=jobs, resume=resume, backend=backend_of(backend, on))
-    print_tables(compare(read_runs(directory)))
+    names = {record_path(cell, directory) for cell in cells}
+    runs = read_runs(directory)
+    print_tables(compare(runs))
+    diverged = [run.header.run for run in runs if run.path in names and has_diverged(run)]
+    if diverged:
+        raise FedkeepError(
+            f"{len(diverged)} of {len(cells)} runs diverged ({', '.join(diverged[:5])}): lower "
+            "train.learning_rate"
+        )
 
 
 def backend_of(name: str, former: str | None) -> Backend:

@@ -21,6 +21,7 @@ from fedkeep.config.method import (
     reject_keys,
     with_preset,
 )
+from fedkeep.config.methods import method_tables
 from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOptions, RegionOptions
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.regions import Regions
@@ -55,6 +56,11 @@ class Experiment(Method):
     record: RecordOptions
     label: str
     """What tables and legends call the method."""
+
+    @classmethod
+    def from_table(cls, table: Table) -> "Experiment":
+        """Resolve the tables of a single run; see `resolve`."""
+        return resolve(table)
 
     def resolved(self) -> Table:
         """Every option with its value, as plain data."""
@@ -117,16 +123,24 @@ def resolve(table: Table) -> Experiment:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
     reject_keys(table, _DEPLOYED_KEYS, "is for deployed devices: remove it from the experiment")
-    table = with_preset(table)
-    method, (name, options) = method_parts(table), named(table, "task")
+    name, options = named(table, "task")
+    task = find_component(TASKS, name)
+    table = _with_rate_of(task, with_preset(table))
+    method = method_parts(table)
     data, own = parts_of(_DATA_TABLES, table)
     method["names"] |= {"task": name, **own}
     return Experiment(
-        task=build(find_component(TASKS, name), options, "task"),
+        task=build(task, options, "task"),
         label=str(table.get("label", method["names"]["policy"])),
         **method,
         **data,
     )
+
+
+def _with_rate_of(task: type[Task], table: Table) -> Table:
+    """Return the table with the task's own learning rate, where it has one and none is set."""
+    rate = getattr(task, "learning_rate", None)
+    return table if rate is None else merged({"train": {"learning_rate": rate}}, table)
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,8 @@ def expand(table: Table) -> list[RunSpec]:
     """
     table = current(table)
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
+    if isinstance(methods, list):
+        methods = method_tables(map(str, methods))
     if not isinstance(sweep, dict) or not isinstance(methods, dict):
         raise ConfigError("'sweep' and 'methods' must be tables")
     sweep = dict(flat(sweep))

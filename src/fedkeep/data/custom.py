@@ -4,9 +4,11 @@ Some data sets with devices and an order of their own are such files, made ready
 """
 
 import csv
+import math
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -31,7 +33,7 @@ RowName: TypeAlias = Callable[[int], str]
 
 @dataclass(frozen=True, eq=False)
 class SampleTable:
-    """Samples as the user has them: labels and devices of any kind, nothing checked but the shapes."""
+    """Samples as the user has them: labels and devices of any kind, only shapes are checked."""
 
     origin: str
     x: AnyArray
@@ -39,13 +41,27 @@ class SampleTable:
     devices: AnyArray | None
     test: AnyArray | None
     row_name: RowName = "sample {}".format
+    times: AnyArray | None = None
 
-    def refuse(self, bad: AnyArray, why: str, values: AnyArray | None = None) -> None:
-        """Refuses the data if any sample is bad, by the first of them; `why` may show its value."""
+    def reject(self, bad: AnyArray, why: str, values: AnyArray | None = None) -> None:
+        """Reject the data if any sample is bad, naming the first; `why` may show its value."""
         if bad.any():
             row = int(np.argmax(bad))
-            said = why if values is None else why.format(str(values[row]))
-            raise DataError(f"{self.origin}, {self.row_name(row)}: {said}")
+            reason = why if values is None else why.format(str(values[row]))
+            raise DataError(f"{self.origin}, {self.row_name(row)}: {reason}")
+
+    def take(self, order: IntArray) -> "SampleTable":
+        """Return the samples in another order."""
+        devices = None if self.devices is None else self.devices[order]
+        test = None if self.test is None else self.test[order]
+        return SampleTable(
+            self.origin,
+            self.x[order],
+            self.labels[order],
+            devices,
+            test,
+            lambda row: self.row_name(int(order[row])),
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +77,9 @@ class Custom:
     (('pump-1', 'pump-2'), ('ok', 'worn'))
     """
 
+    learning_rate: ClassVar[float] = 0.05
+    """Where `train.learning_rate` is not set."""
+
     path: str | None = None
     """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""
     source: str | None = None
@@ -69,6 +88,8 @@ class Custom:
     """The column (or array) that says which device a sample came from."""
     label: str = "label"
     """The column (or array) of labels."""
+    time: str | None = None
+    """The column (or array) of times: samples arrive in its order, and it is no feature."""
     shape: tuple[int, ...] | None = None
     """The shape of a sample for the model, e.g. [1, 28, 28]; None: as it is in the data."""
     standardise: bool = True
@@ -92,12 +113,26 @@ class Custom:
         partition_from(self.partition)
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
+        """Read the data and hold out test samples.
+
+        Raises
+        ------
+        DataError
+            If the data cannot be read, or is not what a classifier can be trained on.
+        """
         if self.path is not None:
-            table = read_table(Path(self.path), self.device, self.label)
+            table = read_table(Path(self.path), self.device, self.label, self.time)
+        elif self.time is not None:
+            raise ConfigError("time is a column of a file: let the source yield in time order")
         else:
             table = read_iterator(str(self.source))
         x = self._features(table)
         label_names, y = _numbered("label", table.labels, table)
+        _reject_regression(label_names, table)
+        moments = _moments(table)
+        if moments is not None:
+            order = np.argsort(moments, kind="stable")
+            x, y, table = x[order], y[order], table.take(order)
         train, test, device_names = self._devices(table, y, seed)
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
@@ -116,16 +151,7 @@ class Custom:
         )
 
     def _features(self, table: SampleTable) -> AnyArray:
-        if len(table.x) == 0:
-            raise DataError(f"{table.origin} holds no sample")
-        if table.x.dtype.kind not in "fiub":
-            raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
-        x = np.ascontiguousarray(table.x, dtype=np.float32)
-        bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-        table.refuse(
-            bad,
-            f"a feature is missing, NaN or infinite ({bad.sum()} such samples); fill in or drop them",
-        )
+        x = checked_features(table)
         shape, have = self.shape or x.shape[1:] or (1,), int(np.prod(x.shape[1:]))
         if int(np.prod(shape)) != have:
             raise DataError(
@@ -148,7 +174,7 @@ class Custom:
         if table.test is None:
             return *hold_out(members, self.test_fraction, seed), names
         flags = np.char.lower(np.asarray(table.test).astype(str))
-        table.refuse(
+        table.reject(
             ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")),
             "test must be 0 or 1, got {!r}",
             flags,
@@ -157,36 +183,209 @@ class Custom:
         return members.where(~tested), members.where(tested), names
 
 
+def checked_features(table: SampleTable) -> AnyArray:
+    """Return the features in float32.
+
+    Raises
+    ------
+    DataError
+        If there is no sample, or a feature is no finite number.
+    """
+    if len(table.x) == 0:
+        raise DataError(f"{table.origin} holds no sample")
+    if table.x.dtype.kind not in "fiub":
+        raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
+    x = np.ascontiguousarray(table.x, dtype=np.float32)
+    bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+    reason = f"a feature is missing, NaN or infinite ({bad.sum()} such samples)"
+    table.reject(bad, f"{reason}; fill in or drop them")
+    return x
+
+
+def arrays_of(table: SampleTable) -> dict[str, AnyArray]:
+    """Return checked samples as plain arrays that `np.savez` stores and `Custom` reads.
+
+    Labels and devices are text, exactly as given; times are numbers or dates.
+    """
+    arrays = {"x": checked_features(table), "y": exact_names("label", table.labels, table)}
+    _reject_regression(tuple(np.unique(arrays["y"]).tolist()), table)
+    if table.devices is not None:
+        arrays["device"] = exact_names("device", table.devices, table)
+    if table.test is not None:
+        arrays[_TEST] = np.asarray(table.test)
+    moments = _moments(table)
+    if moments is not None:
+        arrays["time"] = moments
+    return arrays
+
+
 def standardised(x: AnyArray, known: IntArray, axes: int | tuple[int, ...]) -> AnyArray:
-    """The samples in standard deviations of the known ones, taken over these axes."""
+    """Return the samples in standard deviations of the known ones, taken over these axes."""
     mean, deviation = x[known].mean(axis=axes), x[known].std(axis=axes)
     scaled: AnyArray = (x - mean) / np.where(deviation > 0, deviation, np.float32(1))
     return scaled.astype(np.float32)
 
 
-def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[Names, IntArray]:
-    """The distinct values in order, as names, and the number of each entry; a fraction or a gap is refused."""
+def exact_names(what: str, values: AnyArray, table: SampleTable) -> AnyArray:
+    """Return devices or labels as text, exactly as they are written in the data.
+
+    `001` and `1` stay different names, and identifiers near 2^60 keep their last digit. Whole
+    numbers of any type become their decimal digits.
+
+    Raises
+    ------
+    DataError
+        If an entry is missing, or a number has a fraction or has already lost digits.
+    """
     if values.ndim != 1:
         raise DataError(
             f"{table.origin}: {what} must be one value a sample, got shape {values.shape}"
         )
+    if values.dtype.kind in "iu":
+        return values.astype(str)
+    if values.dtype.kind == "b":
+        return values.astype(np.int64).astype(str)
+    if values.dtype.kind == "f":
+        fractions = values != np.round(values)
+        if what == "label" and np.isfinite(values).all() and fractions.any():
+            return values.astype(str)  # a measurement, to be named as one
+        bad = ~np.isfinite(values) | fractions
+        table.reject(bad, what + " {!r} is neither a whole number nor a name", values)
+        exact = 2 ** (np.finfo(values.dtype).nmant + 1)
+        inexact = np.abs(values) > exact
+        why = f"{what} {{!r}} is a float above 2^{np.finfo(values.dtype).nmant + 1}"
+        table.reject(inexact, f"{why}, so digits are lost: save it as an integer or text", values)
+        return values.astype(np.int64).astype(str)
+    if values.dtype.kind == "O":
+        return _names_of_objects(what, values, table)
+    names = values.astype(str)
+    table.reject(names == "", what + " {!r} is neither a whole number nor a name", names)
+    return names
+
+
+def _names_of_objects(what: str, values: AnyArray, table: SampleTable) -> AnyArray:
+    """Return Python objects as text: strings as they are, whole numbers as their digits."""
+    names = []
+    for value in values.tolist():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if (
+            isinstance(plain, bool)
+            or isinstance(plain, float)
+            and plain.is_integer()
+            and abs(plain) <= 2**53
+        ):
+            plain = int(plain)
+        elif plain is None or isinstance(plain, float):
+            plain = "" if plain is None or math.isnan(plain) else plain
+        is_name = what == "label" or not isinstance(plain, float)
+        names.append(str(plain) if is_name else "")
+    found = np.array(names, dtype=str)
+    table.reject(found == "", what + " {!r} is neither a whole number nor a name", values)
+    return found
+
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+
+
+def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[Names, IntArray]:
+    """Return the distinct names in order, and the number of each entry.
+
+    Names that are all whole numbers are in numerical order, so that 10 comes after 9.
+    """
+    names, places = np.unique(exact_names(what, values, table), return_inverse=True)
+    known: list[str] = names.tolist()
+    places = places.reshape(-1).astype(np.int64)
+    if all(_WHOLE.fullmatch(name) for name in known):
+        order = sorted(range(len(known)), key=lambda place: int(known[place]))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        known, places = [known[place] for place in order], rank[places]
+    return tuple(known), places
+
+
+_MOST_NUMBERED_LABELS = 20
+"""More labels than this, all numbers and with few samples each, are taken for a measurement."""
+_FEWEST_PER_LABEL = 10
+
+
+def _reject_regression(names: Names, table: SampleTable) -> None:
+    """Reject labels that are measurements: fractions, or many whole numbers with few samples."""
+    advice = "fedkeep selects samples for classifiers: divide the values into classes first"
     try:
-        numbers = values.astype(np.float64)
-        bad, known = ~np.isfinite(numbers) | (numbers != np.round(numbers)), values
-    except (ValueError, TypeError):
-        known = numbers = np.array(
-            [str(value).strip() if value is not None else "" for value in values]
+        numbers = np.array(names, dtype=np.float64)
+    except ValueError:
+        return
+    fractions = np.isfinite(numbers) & (numbers != np.round(numbers))
+    if fractions.any():
+        example = names[int(np.argmax(fractions))]
+        raise DataError(
+            f"{table.origin}: the label is a measurement, such as {example!r} (regression); {advice}"
         )
-        bad = known == ""
-    table.refuse(bad, what + " {!r} is neither a whole number nor a name", known)
-    if numbers.dtype.kind == "f":
-        numbers = numbers.astype(np.int64)  # so that 10 comes after 9
-    names, places = np.unique(numbers, return_inverse=True)
-    return tuple(map(str, names.tolist())), places.reshape(-1).astype(np.int64)
+    samples = len(table.labels)
+    if len(names) > _MOST_NUMBERED_LABELS and samples < _FEWEST_PER_LABEL * len(names):
+        raise DataError(
+            f"{table.origin}: the label takes {len(names):,} different numbers in {samples:,} "
+            f"samples, which looks like a measurement (regression); {advice}, or give classes "
+            "names that are no numbers"
+        )
 
 
-def read_table(path: Path, device: str, label: str) -> SampleTable:
-    """The samples of a file, by its ending, with what it calls devices and labels: .npz, .csv or .parquet."""
+_UNIX_TIMES = tuple((1e9 * unit, 4e9 * unit) for unit in (1, 1e3, 1e6, 1e9))
+"""From 2001 to 2096 in seconds, milliseconds, microseconds and nanoseconds."""
+
+
+def looks_like_time(values: AnyArray) -> bool:
+    """Return whether all numbers lie where times since 1970 do, and are not all the same.
+
+    Examples
+    --------
+    >>> looks_like_time(np.array([1.7e9, 1.7e9 + 60])), looks_like_time(np.array([40.0, 41.5]))
+    (True, False)
+    """
+    if len(values) < 2 or values.dtype.kind not in "fiu":
+        return False
+    low, high = float(values.min()), float(values.max())
+    return low < high and any(first <= low and high <= last for first, last in _UNIX_TIMES)
+
+
+def _reject_times(columns: Mapping[str, AnyArray], origin: str, cure: str) -> None:
+    for name, values in columns.items():
+        if looks_like_time(values):
+            raise DataError(
+                f"{origin}: {name} looks like a time since 1970, and a time is no feature: "
+                f"{cure.format(name)}, to have samples arrive in its order; if it is none, "
+                "subtract its minimum"
+            )
+
+
+def _moments(table: SampleTable) -> AnyArray | None:
+    """Return the time of each sample as a number or a date that can be sorted; None without."""
+    if table.times is None:
+        return None
+    times = np.asarray(table.times)
+    if times.ndim != 1:
+        raise DataError(f"{table.origin}: time must be one value a sample, got {times.shape}")
+    if times.dtype.kind in "iuM":
+        return times
+    for kind in (np.float64, "datetime64[us]"):
+        try:
+            found: AnyArray = times.astype(str).astype(kind)
+        except ValueError:
+            continue
+        table.reject(
+            np.isnat(found) if found.dtype.kind == "M" else ~np.isfinite(found),
+            "time {!r} is missing",
+            times,
+        )
+        return found
+    raise DataError(
+        f"{table.origin}: time must be numbers or dates such as 2026-01-31T12:00:00, "
+        f"got {str(times[0])!r}"
+    )
+
+
+def read_table(path: Path, device: str, label: str, time: str | None = None) -> SampleTable:
+    """Read a .npz, .csv or .parquet file, with its names for devices, labels and times."""
     ending, origin = path.suffix.lower(), str(path)
     if ending not in (".npz", ".csv", ".parquet"):
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
@@ -195,20 +394,49 @@ def read_table(path: Path, device: str, label: str) -> SampleTable:
             f"there is no file {path}; a relative path starts at the folder where fedkeep runs"
         )
     if ending == ".npz":
-        return _read_npz(path, device, label)
+        return _read_npz(path, device, label, time)
     by_name, row_name = _read_csv(path) if ending == ".csv" else _read_parquet(path)
-    if label not in by_name:
-        known = ", ".join(by_name) or "none at all"
-        raise DataError(f"{origin} has no column {label!r}; it has {known} (set task.label)")
-    features = [name for name in by_name if name not in (device, label, _TEST)]
+    return table_of_columns(origin, by_name, device, label, time, row_name)
+
+
+def table_of_columns(
+    origin: str,
+    by_name: Mapping[str, AnyArray],
+    device: str,
+    label: str,
+    time: str | None = None,
+    row_name: RowName = "row {}".format,
+) -> SampleTable:
+    """Return the samples of named columns; all that are neither of the three are features.
+
+    Raises
+    ------
+    DataError
+        If a named column or the features are missing, or a feature is text or a time.
+    """
+    for key, name in (("label", label), ("time", time)):
+        if name is not None and name not in by_name:
+            known = ", ".join(by_name) or "none at all"
+            raise DataError(f"{origin} has no column {name!r}; it has {known} (set task.{key})")
+    features = [name for name in by_name if name not in (device, label, time, _TEST)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
-    x = np.stack([_numbers(origin, name, by_name[name], row_name) for name in features], axis=1)
-    return SampleTable(origin, x, by_name[label], by_name.get(device), by_name.get(_TEST), row_name)
+    numbers = {name: _numbers(origin, name, by_name[name], row_name) for name in features}
+    _reject_times(numbers, origin, "set time = '{}'")
+    x = np.stack([column.astype(np.float32) for column in numbers.values()], axis=1)
+    return SampleTable(
+        origin,
+        x,
+        by_name[label],
+        by_name.get(device),
+        by_name.get(_TEST),
+        row_name,
+        None if time is None else by_name[time],
+    )
 
 
 def read_iterator(name: str) -> SampleTable:
-    """The samples that the function `module:function` yields as (device, x, y)."""
+    """Read the samples that the function `module:function` yields as (device, x, y)."""
     if ":" not in name:
         raise ConfigError(f"source must look like 'module:function', got {name!r}")
     function = load_object(name)
@@ -236,10 +464,17 @@ def read_iterator(name: str) -> SampleTable:
     if not rows:
         raise DataError(f"{name} yielded no sample")
     devices, xs, labels = zip(*rows, strict=True)
-    return SampleTable(name, np.asarray(xs), np.asarray(labels), np.asarray(devices), None)
+    return SampleTable(name, np.asarray(xs), _objects(labels), _objects(devices), None)
 
 
-def _read_npz(path: Path, device: str, label: str) -> SampleTable:
+def _objects(values: Sequence[Any]) -> AnyArray:
+    """Return Python values as they are: an array of numbers would round large integers."""
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
+
+
+def _read_npz(path: Path, device: str, label: str, time: str | None) -> SampleTable:
     try:
         with np.load(path, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
@@ -250,32 +485,43 @@ def _read_npz(path: Path, device: str, label: str) -> SampleTable:
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
     label = label if label in arrays else "y"
-    for needed in ("x", label):
+    for needed in ("x", label, *([] if time is None else [time])):
         if needed not in arrays:
             raise DataError(
                 f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}"
             )
-    for name in sorted({"x", label, device, _TEST} & set(arrays)):
+    for name in sorted({"x", label, device, time or "x", _TEST} & set(arrays)):
         if arrays[name].ndim == 0:
             raise DataError(f"{path}: {name} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(
                 f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}"
             )
-    return SampleTable(str(path), arrays["x"], arrays[label], arrays.get(device), arrays.get(_TEST))
+    x = arrays["x"]
+    if x.ndim == 2:
+        columns = {f"column {n} of x": x[:, n] for n in range(x.shape[1])}
+        _reject_times(columns, str(path), "save it as an array of its own and name it as time")
+    return SampleTable(
+        str(path),
+        x,
+        arrays[label],
+        arrays.get(device),
+        arrays.get(_TEST),
+        times=None if time is None else arrays[time],
+    )
 
 
 def _read_csv(path: Path) -> tuple[dict[str, AnyArray], RowName]:
     rows, numbers = [], []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
+            lines = csv.reader(file, skipinitialspace=True)
             header = [name.strip() for name in next(lines, [])]
             for cells in filter(None, lines):
                 if len(cells) != len(header):
                     here = f"{path}, line {lines.line_num}"
                     raise DataError(f"{here}: {len(cells)} cells, but the header has {len(header)}")
-                rows.append(cells)
+                rows.append([cell.strip() for cell in cells])
                 numbers.append(lines.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
@@ -301,7 +547,7 @@ def _read_parquet(path: Path) -> tuple[dict[str, AnyArray], RowName]:
 
 def _numbers(origin: str, name: str, cells: AnyArray, row_name: RowName) -> AnyArray:
     try:
-        return np.asarray(cells).astype(np.float32)
+        return np.asarray(cells).astype(np.float64)
     except (ValueError, TypeError):
         for row, cell in enumerate(map(str, cells)):
             try:
@@ -320,12 +566,18 @@ def _prepared(dataset: str, checksum: str, source: str) -> RemoteFile:
 
 @dataclass(frozen=True)
 class PreparedSet:
+    """A public data set that is prepared as one npz file."""
+
+    learning_rate: ClassVar[float] = 0.05
+    """Where `train.learning_rate` is not set."""
+
     model: str = "mlp"
     """A model by its name, or `module:factory`."""
 
     file: ClassVar[RemoteFile]
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        """Read the prepared file, downloaded where it is missing."""
         path, label = str(obtain(self.file, progress)), getattr(self, "label", "y")
         own = Custom(path=path, label=label, model=self.model, rounds_per_pass=100)
         return replace(own.load(seed), name=self.file.dataset)
@@ -344,7 +596,7 @@ class AudioMnist(PreparedSet):
 
 @dataclass(frozen=True)
 class Westermo(PreparedSet):
-    """Flows of an industrial network in the order of time, 31 source addresses: attacks come in bursts."""
+    """Flows of an industrial network in time order, 31 source addresses; attacks come in runs."""
 
     model: str = "softmax"
     label: Literal["y", "y_timing"] = "y"
@@ -359,7 +611,7 @@ class Westermo(PreparedSet):
 
 @dataclass(frozen=True)
 class UjiIndoor(PreparedSet):
-    """On which floor is the phone? WiFi scans in the order of time of 29 people with a phone, floor after floor."""
+    """The floor of a phone, from WiFi scans in time order of 29 people, floor after floor."""
 
     file = _prepared(
         "uji-indoor",

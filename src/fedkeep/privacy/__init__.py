@@ -1,1 +1,1 @@
-"""What leaves a device, bounded, accounted and, where wanted, encrypted."""
+"""Differential privacy, secure aggregation and encrypted profiles: all that leaves a device."""

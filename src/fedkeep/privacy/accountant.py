@@ -1,9 +1,10 @@
-"""What a device has told about its samples and about itself, added up before anything is sent.
+"""The privacy ledger of a device: the cost of every release, charged before it is sent.
 
-Two accounts are kept side by side. A device's account is plain: everything composes. In a sample's account
-model updates and profiles compose, since a stored sample trains many times; but a sample of a real stream
-enters one estimator, so estimators count by the worst of them, resends included, and not by their sum. Where the
-caller says which samples entered (`see`), one that came again is charged for each time.
+Two accounts are kept side by side. In the account of the device all releases compose. In the
+account of a sample, model updates and profiles compose, since a stored sample trains many times.
+A sample of a real stream enters one gradient estimate only: estimates count by their maximum
+(retransmissions included) and not by their sum. Where the caller reports which samples entered
+(`see`), a sample that entered several times is charged for each.
 """
 
 import json
@@ -21,7 +22,7 @@ from fedkeep.privacy.gaussian import budget_cost, epsilon_spent
 from fedkeep.privacy.options import Stream, Unit
 
 REMEMBERED = 2048
-"""Ids that are told apart. One that returns after this many others is taken for a new sample."""
+"""Ids that are tracked; one that returns after this many others counts as a new sample."""
 ROW_BYTES = 40
 _COST, _OPEN, _CLOSED, _SENT = range(4)
 _ROUNDING = 1e-9
@@ -33,37 +34,59 @@ _EMPTY = {
     "releases": np.zeros(3),
     "last_round": np.full(1, _NO_ROUND),
 }
-"""Composed costs of a sample and of the device; estimators' costs not yet accepted, and the worst ever."""
+"""`composed`: cost of a sample and of the device. `estimator`: pending and largest cost."""
 
 
 class BudgetSpentError(FedkeepError):
-    """The next release would exceed the device's privacy budget: nothing is sent."""
+    """The next release would exceed the privacy budget of the device: nothing is sent."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The costs, (sensitivity / deviation)^2, of one release about one sample and about the whole device."""
+    """The cost of one release, (sensitivity / standard deviation)^2, in both units.
+
+    Parameters
+    ----------
+    stream : {"estimator", "model", "profile"}
+        What is released.
+    sample, device : float
+        Cost with respect to one sample, and to all samples of the device.
+    deviation : float
+        Standard deviation of the noise of this release.
+    round : int
+        Round the release belongs to.
+    resends : bool
+        Whether the release may contain samples of an earlier estimate whose acceptance has not
+        been confirmed.
+    """
 
     stream: Stream
     sample: float
     device: float
     deviation: float = 0.0
-    """Of the release's noise."""
     round: int = 0
     resends: bool = False
-    """Whether it may hold samples of an earlier estimator, of whose acceptance the device has not heard."""
 
 
 class PrivacyLedger:
-    """The costs charged so far; its snapshot is committed before the release it was charged for is sent."""
+    """The costs charged so far.
+
+    Its snapshot is committed before the release that it was charged for is sent.
+    """
 
     def __init__(self) -> None:
         self._accounts = {name: array.copy() for name, array in _EMPTY.items()}
         self._samples: dict[int, list[float]] = {}
-        """By id: the cost so far, and how often it is in the estimate that grows, the one to be sent, the one sent."""
+        """By id: the cost, and the count in the open, the closed and the last sent estimate."""
 
     def see(self, ids: IntArray) -> None:
-        """These samples have entered the estimate that grows."""
+        """Record that samples have entered the open estimate.
+
+        Parameters
+        ----------
+        ids : array of int
+            One entry a sample; an id may occur more than once.
+        """
         for id_ in ids.tolist():
             row = self._samples.pop(id_, [0.0] * 4)
             row[_OPEN] += 1
@@ -72,13 +95,13 @@ class PrivacyLedger:
             del self._samples[next(iter(self._samples))]
 
     def close(self) -> None:
-        """That estimate is finished; the next charge of an estimator is for it."""
+        """Close the open estimate; the next charge of an estimator is for it."""
         for row in self._samples.values():
             row[_CLOSED] += row[_OPEN]
             row[_OPEN] = 0.0
 
     def charge(self, *charges: Charge) -> None:
-        """Adds the costs of releases that are about to be sent together."""
+        """Add the costs of releases that are about to be sent together."""
         accounts = self._accounts
         for charge in charges:
             is_estimator = charge.stream == "estimator"
@@ -88,7 +111,7 @@ class PrivacyLedger:
                 continue
             pending, worst = accounts["estimator"]
             pending = charge.sample + (pending if charge.resends else 0.0)
-            for row in self._samples.values():  # one that is in it n times costs n^2
+            for row in self._samples.values():  # a sample that is in it n times costs n^2
                 before = row[_SENT] if charge.resends else 0.0
                 row[_COST] += charge.sample * (row[_CLOSED] ** 2 + before**2)
                 row[_SENT], row[_CLOSED] = max(row[_CLOSED], before), 0.0
@@ -96,25 +119,25 @@ class PrivacyLedger:
             accounts["estimator"][:], accounts["last_round"][:] = (pending, worst), charge.round
 
     def awaits_acceptance(self, accepted_round: int | None) -> bool:
-        """Whether the last estimator sent is newer than the last report the server says it accepted."""
+        """Return whether the last estimate sent is newer than the last report accepted."""
         return bool(
             self._accounts["last_round"][0]
             > (_NO_ROUND if accepted_round is None else accepted_round)
         )
 
     def affords(self, *charges: Charge, unit: Unit, epsilon: float, delta: float) -> bool:
-        """Whether these releases together would stay within the budget."""
+        """Return whether these releases together stay within the budget."""
         after = PrivacyLedger()
         after.restore(self.snapshot())
         after.charge(*charges)
         return after._total(unit) <= budget_cost(epsilon, delta) * (1 + _ROUNDING)
 
     def epsilon(self, unit: Unit, delta: float) -> float:
-        """The epsilon spent about one sample, or about the device."""
+        """Return the epsilon spent at `delta`, for one sample or for the device."""
         return epsilon_spent(self._total(unit), delta)
 
     def snapshot(self) -> State:
-        """Plain arrays, to be committed in the same transaction as the rest of the device's state."""
+        """Return plain arrays, to be committed together with the rest of the device's state."""
         rows = np.array(list(self._samples.values()), dtype=np.float64).reshape(-1, 4)
         samples = {
             "sample_ids": np.array(list(self._samples), dtype=np.int64),
@@ -123,9 +146,12 @@ class PrivacyLedger:
         return {name: array.copy() for name, array in self._accounts.items()} | samples
 
     def restore(self, state: State) -> None:
-        """Takes up a snapshot, or keeps what it has where that is dearer: a ledger never falls.
+        """Restore a snapshot; every cost that is already higher stays, so the ledger never falls.
 
-        A damaged one is refused, for a ledger that starts anew would under-count.
+        Raises
+        ------
+        RejectedError
+            If the snapshot is damaged: a ledger that started anew would under-count.
         """
         arrays = {name: np.array(state.get(name, ()), dtype=np.float64) for name in _EMPTY}
         if any(arrays[name].shape != empty.shape for name, empty in _EMPTY.items()):
@@ -153,23 +179,41 @@ class PrivacyLedger:
 
 
 class LedgerFile:
-    """Keeps the last committed snapshot whole: it is written beside, synced, and moved into place."""
+    """The ledger's file; every commit replaces it atomically.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file is; its folder must exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def found(self, said: State, *, damaged: bool) -> PrivacyLedger:
-        """The ledger, made if there was never one; `said` is what the device's store knows of it.
+        """Open the ledger, or create it on the first start of a device.
 
-        One that is missing where it must have been, or older than the store, is refused: what was spent is not known.
-        So is a new one beside another that was spent from, which may be this device's under the name of its last store.
+        Parameters
+        ----------
+        said : State
+            The ledger's snapshot in the device's store, empty on a first start.
+        damaged : bool
+            Whether the store was damaged, so that an empty `said` proves nothing.
+
+        Raises
+        ------
+        RejectedError
+            If the file is missing although the device has released something, if it is older than
+            the store, or if another ledger in the same folder has been charged: it may belong to
+            this device under an earlier name of its store.
         """
         if not self._path.exists() and not damaged and not np.any(said.get("releases", 0)):
             if (other := self._spent_beside()) is not None:
                 raise RejectedError(
                     "another privacy ledger",
-                    f"{other} has been spent from: if it is this device's, rename it to {self._path.name}; if it is "
-                    "another's, set [store] path to a folder of its own",
+                    f"{other} has been spent from: if it is this device's, rename it to "
+                    f"{self._path.name}; if it is another's, set [store] path to a folder of its "
+                    "own",
                 )
             self.commit(PrivacyLedger().snapshot())
         ledger = self.open()
@@ -181,13 +225,13 @@ class LedgerFile:
         ):
             raise RejectedError(
                 "old privacy ledger",
-                f"{self._path} knows of less than its device has sent: put the newest one back, or give this device a "
-                "new budget by moving both ledger and store away",
+                f"{self._path} lists less than its device has sent: put the newest one back, or "
+                "give this device a new budget by moving both ledger and store away",
             )
         return ledger
 
     def _spent_beside(self) -> Path | None:
-        """Another ledger in the same folder that was spent from; what cannot be read as one is passed over."""
+        """Return another ledger of the same folder that was charged; skip unreadable files."""
         for other in sorted(self._path.parent.glob("*.ledger")):
             with suppress(RejectedError, OSError):
                 if LedgerFile(other).open().snapshot()["releases"].any():
@@ -195,14 +239,20 @@ class LedgerFile:
         return None
 
     def open(self) -> PrivacyLedger:
-        """The ledger as last committed; a missing or damaged file is refused, never taken as an empty one."""
+        """Read the ledger as last committed.
+
+        Raises
+        ------
+        RejectedError
+            If the file is missing or damaged: it never counts as an empty ledger.
+        """
         try:
             line = self._path.read_text(errors="replace")
         except FileNotFoundError:
             raise RejectedError(
                 "lost privacy ledger",
-                f"{self._path} is gone, so what was spent is not known: put it back, or give this device a new budget "
-                "by moving its store away",
+                f"{self._path} is gone, so what was spent is not known: put it back, or give this "
+                "device a new budget by moving its store away",
             ) from None
         body, _, checksum = line.rstrip("\n").rpartition(" ")
         if checksum != _checksum(body):
@@ -212,14 +262,14 @@ class LedgerFile:
             ledger.restore({name: np.array(values) for name, values in json.loads(body).items()})
         except RejectedError as refusal:
             raise RejectedError(refusal.reason, f"{self._path}: {refusal.detail}") from None
-        except Exception:  # noqa: BLE001 - whatever somebody has written there, and a checksum behind it
+        except Exception:  # noqa: BLE001 - any content may stand before a valid checksum
             raise RejectedError(
                 "damaged privacy ledger", f"{self._path} holds something else than a ledger"
             ) from None
         return ledger
 
     def commit(self, state: State) -> None:
-        """Returns only when the snapshot would survive a loss of power."""
+        """Write a snapshot; on return it survives a loss of power."""
         body = json.dumps({name: values.tolist() for name, values in state.items()})
         with atomic_write(self._path) as file:
             file.write(f"{body} {_checksum(body)}\n".encode())

@@ -1,4 +1,4 @@
-"""The only door of a device: what goes out is checked, charged, committed and noised, in this order."""
+"""The Gaussian mechanism of a device: each release is checked, charged, committed and noised."""
 
 import math
 from collections.abc import Callable
@@ -19,13 +19,17 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Spending:
-    """A device's ledger in plain numbers; the unit says which epsilon the budget bounds."""
+    """The privacy ledger of a device in plain numbers."""
 
     unit: Unit
+    """Which of the two epsilons the budget bounds."""
     budget: float | None
+    """The epsilon that may be spent; None: no limit."""
     delta: float
     sample_epsilon: float
+    """Spent with respect to the most exposed sample."""
     device_epsilon: float
+    """Spent with respect to all samples of the device."""
 
     @property
     def spent(self) -> float:
@@ -39,19 +43,39 @@ class Spending:
 
 
 class DPMechanism:
-    """Stands between a device and the outside; what is over budget it withholds and never sends in the clear.
+    """Adds noise to what leaves a device, and withholds what exceeds the privacy budget.
 
-    Neighbours are data sets in which one sample, or all samples of a device, are replaced: the counts that a
-    report carries in the clear (samples, steps, weight) are taken as public and are not protected.
+    Neighbours are data sets in which one sample, or all samples of a device, are replaced. The
+    counts that a report carries in the clear (samples, steps, weight) are public.
 
+    Parameters
+    ----------
+    options : PrivacyOptions
+        Budget, unit, clipping norms and protected streams.
+    ledger : PrivacyLedger
+        What has been spent so far.
+    commit : callable
+        Makes a snapshot of the ledger durable; returns only once it is, and raises if it cannot.
+    normal : callable, optional
+        Source of standard normal numbers; by default the operating system's.
+
+    References
+    ----------
+    docs/privacy.md; Dwork and Roth, The algorithmic foundations of differential privacy, 2014.
+
+    Examples
+    --------
     >>> from fedkeep.core.types import LocalTraining
-    >>> guard = DPMechanism(PrivacyOptions(epsilon=2.0, clip=1.0), PrivacyLedger(), commit=lambda ledger: None)
-    >>> order = TrainOrder(0, np.zeros(2, dtype=np.float32), None, LocalTraining(learning_rate=0.1, epochs=1))
+    >>> options = PrivacyOptions(epsilon=2.0, clip=1.0)
+    >>> mechanism = DPMechanism(options, PrivacyLedger(), commit=lambda ledger: None)
+    >>> training = LocalTraining(learning_rate=0.1, epochs=1)
+    >>> order = TrainOrder(0, np.zeros(2, dtype=np.float32), None, training)
     >>> gradient = np.array([0.6, 0.8], dtype=np.float32)
-    >>> told = guard.release(Report(0, order.model, 4.0, 1, 4, gradient, gradient_samples=50), order)
-    >>> np.array_equal(told.local_gradient, gradient)  # it has noise
+    >>> report = Report(0, order.model, 4.0, 1, 4, gradient, gradient_samples=50)
+    >>> released = mechanism.release(report, order)
+    >>> np.array_equal(released.local_gradient, gradient)  # it has noise
     False
-    >>> round(guard.spending().spent, 3)
+    >>> round(mechanism.spending().spent, 3)
     2.0
     """
 
@@ -62,17 +86,23 @@ class DPMechanism:
         commit: Callable[[State], None],
         normal: NormalSource = system_normal,
     ) -> None:
-        """`commit` makes the ledger's snapshot durable; it returns only once it is, and raises where it cannot be."""
         self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._sent: State = {}
-        """The last estimator, `clean` and `noisy`, and the profile `told`: they can go out again for nothing."""
+        """The last estimate, `clean` and `noisy`, and the profile `told`; repeating is free."""
 
     def release(self, report: Report, order: TrainOrder) -> Report:
-        """What may be sent of the report: with noise, without an estimator, or nothing (BudgetSpentError).
+        """Return what may be sent of a report: with noise, or without a gradient estimate.
 
-        An estimator that was sent before, and whose reply was lost, goes out again with the noise it had: that tells
-        nothing new and costs nothing.
+        An estimate that was sent before and whose reply was lost is sent again with the same
+        noise, which reveals nothing new and costs nothing.
+
+        Raises
+        ------
+        BudgetSpentError
+            If the budget allows nothing.
+        RejectedError
+            If a vector is not finite, or a gradient exceeds the clipping norm.
         """
         _require_finite("model", report.model)
         options, gradient, again = self._options, report.local_gradient, None
@@ -85,9 +115,8 @@ class DPMechanism:
         estimator = self._estimator_charge(report, order) if again is None else None
         model = None
         if options.protects("model") and report.weight != 0:
-            whole = (
-                2 * options.model_clip
-            )  # the whole update is clipped: one sample can move it as far as all
+            # The whole update is clipped, so one sample can change it as much as all together.
+            whole = 2 * options.model_clip
             model = self._charge("model", whole, whole)
         allowed = self._affordable([charge for charge in (estimator, model) if charge is not None])
         if allowed:
@@ -106,10 +135,22 @@ class DPMechanism:
         return report if again is None else replace(report, local_gradient=again)
 
     def release_profile(self, profile: Profile, window: float) -> Profile:
-        """The profile, with noise on its velocities if so configured, which were counted over `window`.
+        """Return the profile, with noise on its velocities where profiles are protected.
 
-        It is told once: later questions get the same answer, which tells nothing new and leaves the rest of the budget
-        to the other streams.
+        It is charged once: later requests get the same answer, which reveals nothing new and
+        leaves the rest of the budget to the other streams.
+
+        Parameters
+        ----------
+        profile : Profile
+            Capacity and velocities.
+        window : float
+            Length of the time over which the velocities were counted.
+
+        Raises
+        ------
+        BudgetSpentError
+            If the budget does not allow a first profile.
         """
         _require_finite("velocity", profile.velocity)
         if not self._options.protects("profile"):
@@ -134,6 +175,7 @@ class DPMechanism:
         return replace(profile, velocity=self._sent["told"])
 
     def spending(self) -> Spending:
+        """Return what has been spent so far."""
         options, delta = self._options, self._options.delta
         sample, device = (
             self._ledger.epsilon("sample", delta),
@@ -142,21 +184,23 @@ class DPMechanism:
         return Spending(options.unit, options.epsilon, delta, sample, device)
 
     def snapshot(self) -> State:
+        """Return the ledger and what may be sent again."""
         return add_prefix("ledger", self._ledger.snapshot()) | self._sent
 
     def restore(self, state: State) -> None:
+        """Restore what `snapshot` returned."""
         self._ledger.restore(strip_prefix("ledger", state))
         self._sent = {name: state[name] for name in ("clean", "noisy", "told") if name in state}
 
     def _affordable(self, charges: list[Charge]) -> list[Charge]:
-        """The charges that fit into the budget; the estimator gives way to the model, not the model to it."""
+        """Return the charges that fit into the budget; the estimate is dropped before the model."""
         if self._fits(charges):
             return charges
         without_estimator = [charge for charge in charges if charge.stream != "estimator"]
         if self._options.on_exhausted == "absent" or not self._fits(without_estimator):
             raise BudgetSpentError(
-                f"the privacy budget of epsilon {self._options.epsilon} per {self._options.unit} is spent: "
-                "nothing was sent; raise privacy.epsilon, or keep this device out"
+                f"the privacy budget of epsilon {self._options.epsilon} per {self._options.unit} "
+                "is spent: nothing was sent; raise privacy.epsilon, or keep this device out"
             )
         return without_estimator
 
@@ -195,8 +239,7 @@ class DPMechanism:
         return Charge(stream, (sample / deviation) ** 2, (device / deviation) ** 2, deviation)
 
     def _noised(self, values: AnyArray, bound: float, deviation: float) -> FloatArray:
-        """Values within the bound, with noise, brought back within it: no true vector is longer, and whatever is done
-        to noisy ones costs nothing."""
+        """Clip, add noise, and clip again: post-processing of noisy values costs nothing."""
         return clipped(clipped(values, bound) + deviation * self.normal(len(values)), bound)
 
 

@@ -16,42 +16,54 @@ Stream: TypeAlias = Literal["estimator", "model", "profile"]
 
 @dataclass(frozen=True)
 class PrivacyOptions:
-    """What is protected, how far, and what happens at the end of the budget; no epsilon means no noise."""
+    """What is protected, how far, and what happens at the end of the budget.
+
+    Without an `epsilon` there is no noise.
+    """
 
     epsilon: float | None = None
     """The whole budget of a device, over all that `protect` names."""
     delta: float = 1e-5
-    """The chance with which the promise of `epsilon` may fail."""
+    """The probability with which the bound `epsilon` may fail."""
     unit: Unit = "sample"
-    """Whose presence the noise hides: one sample's, or all that a device has."""
+    """What the noise hides: one sample, or all samples of a device."""
     protect: tuple[Stream, ...] = ("estimator",)
     """What leaves a device with noise only: "estimator", "model", "profile"."""
     clip: float = 1.0
-    """The longest gradient of one sample that counts in full."""
+    """Clipping norm of the gradient of one sample."""
     model_clip: float = 1.0
-    """The longest model update that is sent in full."""
+    """Clipping norm of a model update."""
     profile_bound: float = 100.0
-    """The longest velocity vector that is told in full; used where the unit is a device."""
+    """Clipping norm of a velocity vector; used where the unit is a device."""
     planned_participations: int = 1
-    """How many participations the budget is made for: each costs a model update, and a device's estimator."""
+    """Participations that the budget is planned for.
+
+    Each costs a model update and, where the unit is a device, an estimator.
+    """
     retransmissions: int = 0
-    """How often a sample's estimator may be sent again after a lost reply; beyond that it is withheld."""
+    """How often an estimator may be sent again after a lost reply; then it is withheld."""
     on_exhausted: Literal["without-estimator", "absent"] = "without-estimator"
     """What a device does with its budget spent: take part without an estimator, or not at all."""
     secure_aggregation: bool = False
-    """Whether the server sees only sums of reports (secure aggregation)."""
+    """Whether the server sees only sums of reports."""
     sum_threshold: float = 0.5
-    """A sum needs more than this share of the devices asked for it; at least half, so that no two sums fit in one."""
+    """A sum needs more than this share of the devices asked for it.
+
+    At least half, so that one round cannot have two sums.
+    """
     min_cohort: int | None = None
-    """A device is in no sum of fewer devices; None: of fewer than three registered `members`, or than two at all."""
+    """The fewest devices in a sum; None: three registered `members`, or else two."""
     members: str = ""
-    """On a device: the directory of the fleet's public node keys; only their owners may be in a sum with it."""
+    """On a device: the directory of the fleet's public node keys, which a sum is limited to."""
     member_key: str = ""
     """On a device: its own node key, which signs for it."""
+    profiles: Literal["plain", "sealed", "homomorphic"] = "plain"
+    """Who reads a device's profile: the server; the key-holder alone, which plans; or nobody, where
+    the server ranks ciphertexts for the key-holder (simulated fleets, `fedkeep[homomorphic]`)."""
     encrypted_profiles: bool = False
-    """Whether profiles are sealed to the key-holder, which plans, so that the server cannot read them."""
+    """An alias: true is `profiles = "sealed"`."""
     public_key: str = ""
-    """On a device: the key-holder's public key, as `fedkeep keyholder show` says; profiles are sealed to no other."""
+    """On a device: the key holder's public key, as `fedkeep keyholder show` prints it."""
 
     def __post_init__(self) -> None:
         check_range(
@@ -68,6 +80,8 @@ class PrivacyOptions:
         check_range(self, "sum_threshold", least=0.5, most=1)
         check_range(self, "min_cohort", least=2)
         check_range(self, "delta", above=0, below=1)
+        if self.encrypted_profiles and self.profiles == "homomorphic":
+            raise ValueError('encrypted_profiles is profiles = "sealed": leave out one of the two')
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
         if self.epsilon is not None and not self.protect:
@@ -76,6 +90,11 @@ class PrivacyOptions:
             )
         if len(set(self.protect)) != len(self.protect):
             raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
+
+    @property
+    def profile_protection(self) -> Literal["plain", "sealed", "homomorphic"]:
+        """What `profiles`, or its alias, says."""
+        return "sealed" if self.encrypted_profiles and self.profiles == "plain" else self.profiles
 
     def protects(self, stream: Stream) -> bool:
         """Whether this stream leaves the device with noise only."""

@@ -1,7 +1,8 @@
-"""The one way out of a device: what may leave it, in the clear, under masks or encrypted, is decided here.
+"""The release pipeline of a device: all that leaves it passes here.
 
-Noise comes first, charged to a ledger that is on the disk before anything is sent; then masks or encryption, where
-they are set. Whoever was told to hide something refuses to send it in the clear, whatever the server asks.
+Noise comes first, charged to a ledger that is on disk before anything is sent; then masks (secure
+aggregation) or encryption (profiles), where they are configured. A device that is configured to
+protect something rejects a request for it in the clear, whatever the server asks.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import (
     ArraySpec,
@@ -61,10 +62,28 @@ def release_state_spec(options: PrivacyOptions | None, gradient_size: int) -> St
 
 
 class ReleasePipeline:
-    """A device's only way out, as the options describe it; without any it lets everything pass as it is.
+    """Noise, masks and encryption of one device; without options everything passes unchanged.
 
-    A report takes three steps: `terms` or `require_clear` before the device trains, `release` for the noise, and
-    under terms `hold`, of whose answer keys are the first and masked words the last.
+    A report takes three steps: `terms` or `require_clear` before the device trains, `release` for
+    the noise, and with secure aggregation `hold`, whose first answer are public keys and whose
+    last is the masked report.
+
+    Parameters
+    ----------
+    options : PrivacyOptions, optional
+        The `[privacy]` table; None: no protection.
+    gradient_size : int
+        Length of a gradient estimate, for secure aggregation.
+    commit : callable
+        Makes the device's state durable, or raises.
+    normal : callable, optional
+        Source of standard normal numbers.
+    lock : context manager
+        Held while the state of the pipeline changes.
+    ledger : PrivacyLedger, optional
+        A ledger that is kept in a file of its own.
+    keep : callable
+        Makes that ledger durable; called before `commit`.
     """
 
     _guard: DPMechanism | None = None
@@ -82,7 +101,6 @@ class ReleasePipeline:
         ledger: PrivacyLedger | None = None,
         keep: Callable[[State], None] = lambda _: None,
     ) -> None:
-        """`commit` makes the device's state durable, or raises; a `ledger` that lives apart is kept before it."""
         self._commit, self._lock = commit, lock
         self._options, self._ledger = options or PrivacyOptions(), ledger or PrivacyLedger()
         if options is None:
@@ -97,13 +115,17 @@ class ReleasePipeline:
             from fedkeep.privacy.secagg.client import SecureAggregationClient
 
             self._member = SecureAggregationClient(options, gradient_size)
-        if options.encrypted_profiles:
+        if options.profile_protection == "homomorphic":
+            raise ConfigError(
+                "privacy.profiles = 'homomorphic' is for `fedkeep run`: set 'sealed' on a device"
+            )
+        if options.profile_protection == "sealed":
             from fedkeep.keyholder.sealing import read_public_key
 
             self._key_holder = read_public_key(options.public_key)
 
     def require_clear(self) -> None:
-        """Raises where reports leave under masks only."""
+        """Raise if reports may leave this device under masks only."""
         if self._member is not None:
             raise RejectedError(
                 "in the clear",
@@ -111,82 +133,97 @@ class ReleasePipeline:
             )
 
     def terms(self, payload: bytes) -> "SecureAggregationConfig":
-        """The terms of a secure sum, if this device may take part on them."""
+        """Decode the configuration of a secure aggregation, if this device may take part in it."""
         return self._masking().terms(payload)
 
     def see(self, ids: IntArray) -> None:
+        """Record that samples have entered the open gradient estimate."""
         if self._options.counts_samples:
             self._ledger.see(ids)
 
     def close_estimate(self) -> None:
+        """Close the open gradient estimate."""
         self._ledger.close()
 
     def release(self, report: Report, order: TrainOrder) -> Report:
-        """What may be told of a report: with noise, without an estimator, or nothing (BudgetSpentError)."""
+        """Return what may be sent of a report; see `DPMechanism.release`."""
         with self._lock:
             return report if self._guard is None else self._guard.release(report, order)
 
     def hold(self, released: Report, order: TrainOrder, terms: "SecureAggregationConfig") -> bytes:
-        """Keeps a released report for masking; the keys leave once that is committed."""
+        """Keep a released report for masking; return the device's keys once that is committed."""
         with self._lock:
             keys = self._masking().hold(released, order, terms)
             self._commit()
         return keys
 
     def answer(self, question: bytes) -> bytes:
-        """The answer to a later exchange of a secure sum."""
+        """Return the answer to a later message of a secure aggregation."""
         with self._lock:
             return self._masking().answer(question)
 
     def profile(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
-        """What may be told in the clear of a profile and of the time over which it was counted."""
+        """Return the profile that may be sent in the clear.
+
+        Parameters
+        ----------
+        declared : callable
+            Returns the true profile and the length of the time over which it was counted.
+        """
         if self._key_holder is not None:
             raise RejectedError(
                 "profile asked in the clear", "this device encrypts its profile: nothing was sent"
             )
-        return self._told(declared)
+        return self._released_profile(declared)
 
     def sealed_profile(
         self, request: ProfileRequest, declared: Callable[[], tuple[Profile, float]]
     ) -> bytes:
-        """The same for the key-holder alone."""
+        """Return the profile encrypted to the key holder."""
         if self._key_holder is None:
             raise RejectedError(
                 "profile asked encrypted", "this device has no key for it: nothing was sent"
             )
         from fedkeep.keyholder.sealing import seal
 
-        return seal(self._key_holder, request, self._told(declared))
+        return seal(self._key_holder, request, self._released_profile(declared))
 
     def vitals(self, vitals: DeviceStats) -> DeviceStats | None:
-        """The store in numbers; nothing of it where reports are masked, or profiles encrypted or noised."""
+        """Return the store's statistics; None where reports are masked or profiles protected."""
         options = self._options
-        if options.secure_aggregation or options.encrypted_profiles or options.protects("profile"):
+        if (
+            options.secure_aggregation
+            or options.profile_protection != "plain"
+            or options.protects("profile")
+        ):
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
-        told = structs.replace(
-            vitals, gist=None
-        )  # its figures are made of gradients, and nobody would charge for them
+        # The figures of a gist are computed from gradients, and no charge covers them.
         return structs.replace(
-            told, epsilon_spent=spent.spent, epsilon_left=spent.left, delta=spent.delta
+            vitals,
+            gist=None,
+            epsilon_spent=spent.spent,
+            epsilon_left=spent.left,
+            delta=spent.delta,
         )
 
     def spending(self) -> Spending | None:
-        """What the privacy ledger says; None where nothing is accounted for."""
+        """Return what has been spent; None where there is no budget to account for."""
         return None if self._guard is None else self._guard.spending()
 
     def kept(self, *, under_way: bool) -> dict[str, Stateful]:
-        """What must outlive a restart; with `under_way` also a sum that the device is in the middle of.
+        """Return the parts whose state must survive a restart.
 
-        A device that forgets such a sum has dropped out of it, which harms nobody.
+        With `under_way` a secure aggregation in progress is among them; a device that forgets it
+        has dropped out of it, which the protocol tolerates.
         """
         kept: dict[str, Stateful] = {} if self._guard is None else {"gate": self._guard}
         if self._member is not None:
             kept["sums"] = self._member if under_way else self._member.differences
         return kept
 
-    def _told(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
+    def _released_profile(self, declared: Callable[[], tuple[Profile, float]]) -> Profile:
         with self._lock:
             profile, window = declared()
             return profile if self._guard is None else self._guard.release_profile(profile, window)
@@ -195,6 +232,7 @@ class ReleasePipeline:
         if self._member is None:
             raise RejectedError(
                 "not-secure",
-                "this device masks nothing: set privacy.secure_aggregation on both sides, or on none",
+                "this device masks nothing: set privacy.secure_aggregation on both sides, or on "
+                "none",
             )
         return self._member

@@ -8,13 +8,17 @@ from fedkeep.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Address:
+    """A host and a port."""
+
     host: str
     port: int
 
     @staticmethod
     def parse(text: str) -> "Address":
-        """`host:port`, or `[address]:port` for version 6.
+        """Parse `host:port`, or `[address]:port` for IPv6.
 
+        Examples
+        --------
         >>> Address.parse("[::1]:9000")
         Address(host='::1', port=9000)
         """
@@ -29,9 +33,12 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said to this host stays on this machine.
+    """Return whether traffic to this host stays on this machine.
 
-    >>> [host for host in ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example") if is_loopback(host)]
+    Examples
+    --------
+    >>> hosts = ("localhost", "127.1.2.3", "::1", "10.0.0.1", "fleet.example")
+    >>> [host for host in hosts if is_loopback(host)]
     ['localhost', '127.1.2.3', '::1']
     """
     try:

@@ -1,4 +1,4 @@
-"""How another process on the device talks to the agent; light, since a Flower client starts anew for every message."""
+"""The client of the agent's socket; light, since Flower starts a process for every message."""
 
 import socket
 from contextlib import AbstractContextManager
@@ -6,7 +6,7 @@ from types import UnionType
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.types import Profile, Report, TrainOrder, Vector
-from fedkeep.protocol import messages as told
+from fedkeep.protocol import messages
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.wire import from_bytes, to_bytes
 
@@ -16,12 +16,26 @@ class AgentUnreachableError(FedkeepError):
 
 
 class AgentClient(AbstractContextManager["AgentClient"]):
-    """A connection to the agent; use it in a `with` block.
+    """A connection to the agent, to be used in a `with` block.
 
+    Parameters
+    ----------
+    path : str
+        The agent's Unix socket.
+    timeout : float
+        Seconds after which a call fails.
+
+    Raises
+    ------
+    AgentUnreachableError
+        If no agent answers at the socket.
+
+    Examples
+    --------
     >>> with AgentClient("/run/none.sock") as agent:  # doctest: +ELLIPSIS
     ...     profile = agent.profile()
     Traceback (most recent call last):
-    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock (No such file or directory): ...
+    fedkeep.protocol.client.AgentUnreachableError: no agent answers at /run/none.sock (No such ...
     """
 
     def __init__(self, path: str, timeout: float = 600.0) -> None:
@@ -32,45 +46,58 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            mend = "start one by `fedkeep agent run CONFIG.toml`"
+            advice = "start one by `fedkeep agent run CONFIG.toml`"
             raise AgentUnreachableError(
-                f"no agent answers at {path} ({error.strerror}): {mend}"
+                f"no agent answers at {path} ({error.strerror}): {advice}"
             ) from error
 
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def participate(self, order: TrainOrder) -> Report:
-        """Has the agent take part in a round (steps 4-6)."""
-        return self.ask(told.Participate(order), told.Reported).report
+        """Have the agent take part in a round (steps 4 to 6)."""
+        return self.ask(messages.Participate(order), messages.Reported).report
 
-    def evaluate(self, model: Vector) -> told.Evaluated:
-        """Loss and accuracy of a model on the agent's held-out samples, or on what it has stored."""
-        return self.ask(told.Evaluate(model), told.Evaluated)
+    def evaluate(self, model: Vector) -> messages.Evaluated:
+        """Evaluate a model on the agent's held-out samples, or on its stored ones."""
+        return self.ask(messages.Evaluate(model), messages.Evaluated)
 
     def profile(self) -> Profile:
-        """What the device declares to the server (step 1)."""
-        return self.ask(told.AskProfile(), told.Profiled).profile
+        """Return the profile that the device sends to the server (step 1)."""
+        return self.ask(messages.AskProfile(), messages.Profiled).profile
 
-    def status(self) -> told.Status:
-        return self.ask(told.AskStatus(), told.Status)
+    def status(self) -> messages.Status:
+        """Return the agent's operating figures."""
+        return self.ask(messages.AskStatus(), messages.Status)
 
-    def stored(self) -> told.StoredSummary:
-        return self.ask(told.AskStored(), told.StoredSummary)
+    def stored(self) -> messages.StoredSummary:
+        """Return a summary of the stored samples by label."""
+        return self.ask(messages.AskStored(), messages.StoredSummary)
 
-    def refused(self) -> tuple[told.RefusedRecord, ...]:
-        """The records that were refused last, oldest first."""
-        return self.ask(told.AskRefused(), told.RefusedRecords).records
+    def refused(self) -> tuple[messages.RefusedRecord, ...]:
+        """Return the records that were rejected last, oldest first."""
+        return self.ask(messages.AskRefused(), messages.RefusedRecords).records
 
-    def why(self, id_: str) -> told.Reasons:
-        return self.ask(told.AskWhy(id_), told.Reasons)
+    def why(self, id_: str) -> messages.Reasons:
+        """Return the decisions about one sample."""
+        return self.ask(messages.AskWhy(id_), messages.Reasons)
 
-    def erase(self, request: told.Erase) -> int:
-        """How many samples were removed and overwritten."""
-        return self.ask(request, told.Erased).count
+    def erase(self, request: messages.Erase) -> int:
+        """Remove and overwrite matching samples; return how many."""
+        return self.ask(request, messages.Erased).count
 
-    def ask(self, request: told.Request, expected: type[told.Answer] | UnionType) -> told.Answer:
-        """The agent's reply, which must be of that kind; its refusal is raised."""
+    def ask(
+        self, request: messages.Request, expected: type[messages.Answer] | UnionType
+    ) -> messages.Answer:
+        """Send a request and return the reply.
+
+        Raises
+        ------
+        RejectedError
+            If the agent rejects the request, or the reply is not of the expected kind.
+        AgentUnreachableError
+            If the connection is lost.
+        """
         try:
             send_frame(self._socket, to_bytes(request))
             payload = receive_frame(self._socket)
@@ -80,4 +107,4 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             ) from error
         if payload is None:
             raise AgentUnreachableError(f"the agent at {self._path} closed the connection")
-        return told.expect(from_bytes(payload, told.Reply), expected, "the agent")
+        return messages.expect(from_bytes(payload, messages.Reply), expected, "the agent")

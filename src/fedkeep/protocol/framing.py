@@ -1,4 +1,4 @@
-"""Length-prefixed frames on a stream socket; a frame that is too long is refused before a byte of it is read."""
+"""Length-prefixed frames on a stream socket; too long a frame is rejected before it is read."""
 
 import socket
 
@@ -9,12 +9,20 @@ MESSAGE_LIMIT = 256 << 20
 
 
 def send_frame(connection: socket.socket, payload: bytes) -> None:
+    """Send one frame."""
     connection.sendall(len(payload).to_bytes(4) + payload)
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next frame; None once the other side has closed the connection.
+    """Receive the next frame; None once the other side has closed the connection.
 
+    Raises
+    ------
+    RejectedError
+        If the frame is longer than `MESSAGE_LIMIT`.
+
+    Examples
+    --------
     >>> here, there = socket.socketpair()
     >>> with here, there:
     ...     send_frame(here, b"one message")

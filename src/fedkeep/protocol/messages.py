@@ -1,6 +1,6 @@
-"""The messages between a server, its devices and whoever looks after one: the same on a socket and on Flower.
+"""The messages between a server, its devices and operators, on a socket and on Flower alike.
 
-And a device as a server sees it, wherever it lives: how it answers each of the server's questions.
+`reply_of` maps each request of a server to a call of a `Participant`.
 """
 
 import math
@@ -19,60 +19,65 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """To seal a profile to the holder of this key, who gave out the nonce for it."""
+    """Request to encrypt a profile to a key holder."""
 
     key: bytes
+    """Public key of the key holder."""
     nonce: bytes
+    """Issued by the key holder for this request."""
     device: int | None = None
-    """Whose profile it is: the node's own word, whatever the server writes here."""
+    """Number of the device; the node fills it in itself, whatever the server sent."""
 
 
 class Participate(msgspec.Struct, frozen=True, tag=True):
-    """Take part in a round: train on what is stored and report. Answered by `Reported`, or `Answered` under terms."""
+    """Take part in a round: train on the stored samples and report.
+
+    Answered by `Reported`, or by `Answered` with secure aggregation.
+    """
 
     order: TrainOrder
     terms: bytes | None = None
-    """Of a secure sum: the report is held back for masking, and keys are the answer."""
+    """Configuration of a secure aggregation: the report is kept for masking, keys are answered."""
 
 
 class AskSum(msgspec.Struct, frozen=True, tag=True):
-    """A later exchange of a secure sum, whose bytes only its parties read. Answered by `Answered`."""
+    """A later message of a secure aggregation, opaque here; answered by `Answered`."""
 
     question: bytes
 
 
 class Evaluate(msgspec.Struct, frozen=True, tag=True):
-    """Measure a model on the device's own samples. Answered by `Evaluated`."""
+    """Evaluate a model on the device's own samples; answered by `Evaluated`."""
 
     model: Vector
 
 
 class AskProfile(msgspec.Struct, frozen=True, tag=True):
-    """What the device declares to the server. Answered by `Profiled`, or `EncryptedProfiled` if so asked."""
+    """Request the device's profile; answered by `Profiled` or `EncryptedProfiled`."""
 
     encrypted: ProfileRequest | None = None
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
-    """How the agent is doing. Answered by `Status`."""
+    """Request the agent's status; answered by `Status`."""
 
 
 class AskStored(msgspec.Struct, frozen=True, tag=True):
-    """What is stored, by label. Answered by `StoredSummary`."""
+    """Request a summary of the stored samples by label; answered by `StoredSummary`."""
 
 
 class AskRefused(msgspec.Struct, frozen=True, tag=True):
-    """The records that were refused last. Answered by `RefusedRecords`."""
+    """Request the records that were rejected last; answered by `RefusedRecords`."""
 
 
 class AskWhy(msgspec.Struct, frozen=True, tag=True):
-    """Why a sample is stored or is not. Answered by `Reasons`."""
+    """Request the decisions about one sample; answered by `Reasons`."""
 
     id: str
 
 
 class Erase(msgspec.Struct, frozen=True, tag=True):
-    """Remove all samples that match every condition given. Answered by `Erased`."""
+    """Remove all samples that match every condition given; answered by `Erased`."""
 
     id: str | None = None
     label: int | None = None
@@ -82,23 +87,25 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
+    """The report of a participation."""
+
     report: Report
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """What the device says in a secure sum."""
+    """The device's message in a secure aggregation."""
 
     answer: bytes
 
 
 class DeviceStats(msgspec.Struct, frozen=True):
-    """A device's store in a few numbers, for whoever watches the fleet."""
+    """Statistics of a device's store, for monitoring."""
 
     stored: int
     filled: tuple[int, ...]
     """Samples of each label."""
     arrivals: int = 0
-    """Since the store was made, as are the next."""
+    """Since the store was created, as are the next three."""
     kept: int = 0
     replaced: int = 0
     refused: int = 0
@@ -106,12 +113,14 @@ class DeviceStats(msgspec.Struct, frozen=True):
     epsilon_left: float | None = None
     delta: float | None = None
     gist: tuple[float, float, float, float] | None = None
-    """Trust, likeness, worth and reach of the gist when the device last took part."""
+    """beta, rho, effective sample size and relative correction norm at the last participation."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
-    """A model on a device's own samples: how many, their losses summed, how many labels were right.
+    """The loss and accuracy of a model on a device's own samples.
 
+    Examples
+    --------
     >>> Evaluated(samples=4, total_loss=2.0, correct=3).accuracy
     0.75
     """
@@ -120,22 +129,24 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     total_loss: float
     correct: int
     data: str = "stored"
-    """What it was measured on: "held-out" or "stored"."""
+    """Which samples were evaluated: "held-out" or "stored"."""
     vitals: DeviceStats | None = None
-    """None where the device's privacy leaves them to itself."""
+    """None where the device's privacy options withhold them."""
 
     @property
     def accuracy(self) -> float:
-        """NaN without a sample."""
+        """The share of correct labels; NaN without a sample."""
         return self.correct / self.samples if self.samples else math.nan
 
 
 class Profiled(msgspec.Struct, frozen=True, tag=True):
+    """A device's profile in the clear."""
+
     profile: Profile
     device: int | None = None
-    """The number that the node says it has; an agent does not know it."""
+    """Number of the device as its node gives it; an agent does not know it."""
     name: str = ""
-    """What people call it."""
+    """Display name of the device."""
     agreement: dict[str, str] | None = None
     """What its method must have like the server's, as far as it is not at its default.
 
@@ -144,8 +155,9 @@ class Profiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
+    """A device's profile, encrypted to the key holder."""
+
     profile: bytes
-    """Sealed to the key-holder."""
     nonce: bytes
     """Of the request that it answers."""
     device: int | None = None
@@ -155,22 +167,25 @@ class EncryptedProfiled(msgspec.Struct, frozen=True, tag=True):
 
 
 class GistStatus(msgspec.Struct, frozen=True):
-    """What a device's gist is worth, and what it did when the device last took part: None since it started."""
+    """The state of a device's gist; the last three are None until the device takes part."""
 
     name: str
     worth: float
-    """n, in samples; 0 while nothing is known."""
+    """Effective sample size; 0 while nothing is known."""
     arrivals: int
-    """N, those that came since and are not in it yet."""
+    """Samples that have arrived since and are not part of the gist yet."""
     bytes: int
     """At rest, with the sums over those arrivals."""
     trust: float | None = None
+    """Correction weight, beta."""
     likeness: float | None = None
+    """Gradient correlation, rho."""
     reach: float | None = None
+    """Relative correction norm."""
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
-    """Numbers for people and monitors."""
+    """Operating figures of an agent."""
 
     samples: int
     capacity: int
@@ -180,23 +195,25 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     model_age_seconds: float | None
     counters: dict[str, int]
     stride: int
-    """One of this many arrivals is valued: 1 unless the agent cannot keep up."""
+    """Subsampling factor: one of this many arrivals is scored; 1 unless the agent is overloaded."""
     policy: str
     preset: str
-    """The set of defaults under which the policy runs."""
+    """The set of defaults of the policy."""
     value_quantiles: tuple[float, ...]
     labels_held: int
     labels: int
     epsilon_spent: float | None = None
-    """What was spent of the privacy budget; None where nothing is accounted for."""
+    """Spent of the privacy budget; None without a budget."""
     epsilon_budget: float | None = None
     sample_bytes: int = 0
-    """Of the budget, for one stored sample with what is known of it."""
+    """Bytes of the budget for one stored sample and its metadata."""
     gist: GistStatus | None = None
     """None of a device without a gist."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
+    """The stored samples of one label: count, bytes, quantiles of the score, ages."""
+
     label: int
     count: int
     bytes: int
@@ -208,23 +225,29 @@ class LabelSummary(msgspec.Struct, frozen=True):
 
 
 class StoredSummary(msgspec.Struct, frozen=True, tag=True):
+    """The stored samples, by label."""
+
     labels: tuple[LabelSummary, ...]
 
 
 class RefusedRecord(msgspec.Struct, frozen=True):
+    """One rejected record of a source."""
+
     time: float
     source: str
     reason: str
     raw: str
-    """How the record began."""
+    """The beginning of the record."""
 
 
 class RefusedRecords(msgspec.Struct, frozen=True, tag=True):
+    """The rejected records, oldest first."""
+
     records: tuple[RefusedRecord, ...]
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One decision; a score or floor of None is not known or not there."""
+    """One decision about a sample; an unknown score or threshold (`floor`) is None."""
 
     id: int
     verdict: str
@@ -238,24 +261,36 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Reasons(msgspec.Struct, frozen=True, tag=True):
+    """The decisions about one sample, and whether it is stored."""
+
     id: int
     stored: bool
     decisions: tuple[Reason, ...]
 
 
 class Erased(msgspec.Struct, frozen=True, tag=True):
+    """How many samples were removed."""
+
     count: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The request could not be met; the sentence says why."""
+    """The request was rejected."""
 
     reason: str
+    """A short name of the kind, for counters."""
     detail: str
+    """One sentence."""
 
 
 def expect(reply: object, expected: type[Answer] | UnionType, who: str) -> Answer:
-    """The reply, if it is of that kind; a refusal is raised."""
+    """Return the reply if it is of the expected kind.
+
+    Raises
+    ------
+    RejectedError
+        If the other side rejected the request, or answered with another kind of message.
+    """
     if isinstance(reply, Failed):
         raise RejectedError(reply.reason, reply.detail)
     if not isinstance(reply, expected):
@@ -264,32 +299,59 @@ def expect(reply: object, expected: type[Answer] | UnionType, who: str) -> Answe
 
 
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
-"""What a server asks of a device."""
+"""The requests of a server."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
 Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
-"""All that an agent answers: the server's questions, and those of whoever looks after the device."""
+"""All requests that an agent answers: those of a server and those of an operator."""
 Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed
 
 
 class Participant(Protocol):
-    """What answers a server: a device in this process, or an agent. It refuses what its privacy excludes."""
+    """A device in this process, or an agent; it rejects what its privacy options exclude."""
 
-    def profile(self) -> Profile: ...
-    def encrypted_profile(self, request: ProfileRequest) -> bytes: ...
-    def participate(self, order: TrainOrder) -> Report: ...
-    def hold(self, order: TrainOrder, terms: bytes) -> bytes: ...
-    def answer(self, question: bytes) -> bytes: ...
+    def profile(self) -> Profile:
+        """Return the profile in the clear."""
+
+    def encrypted_profile(self, request: ProfileRequest) -> bytes:
+        """Return the profile encrypted to a key holder."""
+
+    def participate(self, order: TrainOrder) -> Report:
+        """Train on the stored samples and report."""
+
+    def hold(self, order: TrainOrder, terms: bytes) -> bytes:
+        """Train, keep the report for masking, and return the keys of a secure aggregation."""
+
+    def answer(self, question: bytes) -> bytes:
+        """Answer a later message of a secure aggregation."""
 
 
 def reply_of(
     device: Participant, evaluate: Callable[[Vector], Evaluated], request: DeviceRequest
 ) -> DeviceReply:
-    """The device's reply to a question; raises where it refuses.
+    """Return the device's reply to a request of a server.
 
+    Parameters
+    ----------
+    device : Participant
+        The device that is asked.
+    evaluate : callable
+        Evaluates a model vector on the device's samples.
+    request : DeviceRequest
+        One of the four requests of a server.
+
+    Raises
+    ------
+    RejectedError
+        If the device rejects the request.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from types import SimpleNamespace
-    >>> pump = SimpleNamespace(profile=lambda: Profile(capacity=4, velocity=np.array([2.0, 0.5])))
-    >>> reply_of(pump, evaluate=lambda model: Evaluated(0, 0.0, 0), request=AskProfile()).profile.rate
+    >>> profile = Profile(capacity=4, velocity=np.array([2.0, 0.5]))
+    >>> pump = SimpleNamespace(profile=lambda: profile)
+    >>> nothing = lambda model: Evaluated(0, 0.0, 0)
+    >>> reply_of(pump, evaluate=nothing, request=AskProfile()).profile.rate
     2.5
     """
     match request:

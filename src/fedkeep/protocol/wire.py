@@ -1,8 +1,9 @@
-"""How every message of fedkeep becomes bytes: a head of msgpack, and the arrays that it speaks of beside it.
+"""The serialisation of every message: a msgpack head, and the arrays it refers to beside it.
 
-The same on the agent's socket and in Flower's records. Nothing received can run, nothing is allocated by what a message
-merely claims, and two versions that do not understand each other say so. Messages may hold any dataclass of the core:
-a field added to one is on the wire without another line.
+The format is the same on the agent's socket and in Flower's records. No received byte is executed,
+no memory is allocated by a size that a message merely claims, and incompatible versions are
+rejected with a sentence. Messages may contain any dataclass of the core: a field added to one is
+serialised without further code.
 """
 
 import math
@@ -19,15 +20,25 @@ from fedkeep.core.errors import RejectedError
 from fedkeep.core.types import AnyArray
 
 VERSION = 1
-"""To be raised when a message changes so that the other side would misread it; the first two bytes of every head."""
+"""Version of the format, the first two bytes of every head.
+
+Raise it when a message changes so that the other side would misread it.
+"""
 _ARRAY = 1
 _NUMBERS = re.compile(r"[<|][iuf][1248]")
 _MOST_PARTS = 64
 
 
 def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
-    """A message ready to be sent: its head, and its arrays, which a transport may share between messages.
+    """Serialise a message to its head and its arrays.
 
+    Returns
+    -------
+    tuple of bytes and list of arrays
+        A transport may share the arrays between messages.
+
+    Examples
+    --------
     >>> head, arrays = pack({"round": 3, "model": np.zeros(2)})
     >>> unpack(head, [array.tobytes() for array in arrays], Any)
     {'round': 3, 'model': array([0., 0.])}
@@ -36,7 +47,7 @@ def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
 
     def aside(value: Any) -> msgspec.msgpack.Ext:
         if not isinstance(value, np.ndarray):
-            raise TypeError(f"no message holds {type(value).__name__}")
+            raise TypeError(f"a message cannot hold {type(value).__name__}")
         array = np.ascontiguousarray(value)
         arrays.append(array)
         described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
@@ -46,10 +57,28 @@ def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
 
 
 def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: Any) -> Any:
-    """The message, if it is one of `kind`; its arrays are read-only views of `parts`."""
+    """Read a message from its head and parts.
+
+    Parameters
+    ----------
+    head : bytes
+        What `pack` returned first.
+    parts : sequence of bytes
+        The arrays' bytes, little-endian; the arrays of the message are read-only views of them.
+    kind : type
+        The expected type, or a union.
+
+    Raises
+    ------
+    RejectedError
+        If the version differs, or anything does not fit the expected type.
+    """
     found = int.from_bytes(head[:2])
     if found != VERSION:
-        words = f"the other side speaks version {found} of the wire, this one {VERSION}: install the same fedkeep"
+        words = (
+            f"the other side uses version {found} of the wire format, this one {VERSION}: "
+            "install the same fedkeep"
+        )
         raise RejectedError("version", words)
     used: set[int] = set()
 
@@ -65,7 +94,7 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
         ):
             raise RejectedError(
                 "malformed",
-                f"no array {index} of {dtype[:20]!r} and shape {shape[:5]} is sent here",
+                f"array {index} of {dtype[:20]!r} and shape {shape[:5]} is not allowed",
             )
         used.add(index)
         data, numbers = parts[index], np.dtype(dtype)
@@ -77,26 +106,26 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
     try:
         message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[2:])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RejectedError(
-            "malformed", f"not the message that is expected: {str(error)[:200]}"
-        ) from error
+        raise RejectedError("malformed", f"not the expected message: {str(error)[:200]}") from error
     if len(used) != len(parts):
         raise RejectedError(
-            "malformed", f"{len(parts) - len(used)} arrays that it does not speak of"
+            "malformed", f"{len(parts) - len(used)} arrays that it does not refer to"
         )
     return message
 
 
 def to_bytes(message: Any) -> bytes:
-    """The message as one run of bytes, for a socket."""
+    """Serialise a message to contiguous bytes, for a socket."""
     head, arrays = pack(message)
     parts = [head, *(array.astype(array.dtype.newbyteorder("<")).tobytes() for array in arrays)]
     return struct.pack(f">{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts)
 
 
 def from_bytes(payload: bytes, kind: Any) -> Any:
-    """The message in what `to_bytes` made.
+    """Read a message that `to_bytes` serialised.
 
+    Examples
+    --------
     >>> from fedkeep.core.types import Profile
     >>> from_bytes(to_bytes(Profile(capacity=4, velocity=np.array([2.0, 0.5]))), Profile).rate
     2.5
@@ -107,19 +136,21 @@ def from_bytes(payload: bytes, kind: Any) -> Any:
     lengths = struct.unpack_from(f">{count}I", payload, 4)
     ends = list(accumulate(lengths, initial=4 * (1 + count)))
     if ends[-1] != len(payload):
-        raise RejectedError("malformed", f"{len(payload)} bytes are not what its parts add up to")
+        raise RejectedError("malformed", f"{len(payload)} bytes are not the sum of its parts")
     head, *parts = (memoryview(payload)[start:end] for start, end in pairwise(ends))
     return unpack(head, parts, kind)
 
 
 def to_array(value: Any) -> AnyArray:
-    """Plain values as an array of bytes, to stand in a state among others; what they hold must not be arrays."""
+    """Serialise plain values, without arrays, to an array of bytes for a state."""
     return np.frombuffer(msgspec.msgpack.encode(value), dtype=np.uint8)
 
 
 def from_array(array: AnyArray, kind: Any) -> Any:
-    """What `to_array` made an array of.
+    """Read values that `to_array` serialised.
 
+    Examples
+    --------
     >>> from_array(to_array({7: "hall"}), dict[int, str])
     {7: 'hall'}
     """

@@ -1,4 +1,4 @@
-"""A run's records: one JSONL file, written line by line, read back, and summed up."""
+"""The records of runs: JSONL files, written line by line, read back and compared."""
 
 from fedkeep.records.lines import (
     Change,

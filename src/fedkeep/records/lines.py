@@ -1,8 +1,9 @@
 """The lines of a run's JSONL file, one class per `kind`.
 
-Every line is decided by the seed alone, so that a run repeated or resumed gives the same bytes; the clock goes to a
-file of its own (`Timing`). A reader skips fields and kinds it does not know, so both may be added. A number that is no
-number (NaN, infinity) is written as null; each line ends in a checksum, so that a flipped bit is noticed.
+Every line depends on the seed alone, so that a repeated or resumed run gives the same bytes;
+timings go to a file of their own (`Timing`). A reader skips fields and kinds it does not know, so
+both may be added. NaN and infinity are written as null; each line ends in a checksum, so that a
+flipped bit is detected.
 """
 
 import re
@@ -20,12 +21,12 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_de
 
 
 class Header(_Line, frozen=True, kw_only=True, tag="header"):
-    """The first line: what was run, and with what."""
+    """The first line: the identity and the configuration of the run."""
 
     run: str
     """The run's name, unique in its directory."""
     method: str
-    """What tables and legends call it, e.g. "ode", "fifo"."""
+    """Its name in tables and legends, e.g. "ode", "fifo"."""
     task: str
     seed: int
     config: dict[str, Any]
@@ -35,54 +36,54 @@ class Header(_Line, frozen=True, kw_only=True, tag="header"):
     labels: tuple[str, ...]
     devices: int
     rounds: int = 0
-    """How many rounds are planned; 0 where a run has no end."""
+    """Rounds planned; 0 for a run without an end."""
     setting: str = ""
-    """What a sweep varies besides method and seed, e.g. "storage.capacity=5"."""
+    """The values of a sweep besides method and seed, e.g. "storage.capacity=5"."""
     image: tuple[int, int] | None = None
     """Height and width of the thumbnails, where samples are grey images."""
 
 
 class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
-    """The global model on the test data, and what it has cost since the start."""
+    """The quality of the global model on the test data, and the cost since the start."""
 
     round: int
     accuracy: float | None
     """Pooled over all devices' test samples."""
     loss: float | None
     device_accuracy: tuple[float | None, ...] = ()
-    """One per device, where there are few enough to list."""
+    """One per device, for fleets of at most `LISTED` devices."""
     device_accuracy_quantiles: tuple[float | None, ...] = ()
     """Minimum, quartiles and maximum over the devices."""
     worst_tenth: float | None = None
-    """The mean accuracy of the worst tenth of the devices."""
+    """Bottom-decile accuracy: the mean over the worst tenth of the devices."""
     label_recall: tuple[float | None, ...] = ()
-    """The share of each label's test samples that are recognised."""
+    """The recall of each label."""
     rare_recall: float | None = None
-    """The mean recall of the rarest quarter of the labels."""
+    """Tail recall: the mean recall of the rarest quarter of the labels."""
     prequential: float | None = None
-    """The accuracy on all that arrived since the evaluation before, each sample tested before it is trained on."""
+    """Accuracy on all arrivals since the last evaluation, each tested before it is trained on."""
     samples_valued: int = 0
     samples_trained: int = 0
-    """Stored samples trained on; one counts once an epoch."""
+    """Stored samples trained on; each counts once an epoch."""
     bytes_stored: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     label_coverage: float | None = None
     """The share of labels of which some device holds a sample."""
     store_turnover: float | None = None
-    """The share of stored samples that were not stored at the evaluation before."""
+    """The share of stored samples that were not stored at the last evaluation."""
 
 
 class Round(_Line, frozen=True, kw_only=True, tag="round"):
-    """What happened since the line of this kind before; written every round, or every few."""
+    """Counts since the previous line of this kind; written every round, or every few."""
 
     round: int
     participants: tuple[int, ...]
-    """Which devices took part; large fleets may list only some."""
+    """The devices that took part; large fleets may list only some."""
     participations: int = 0
-    """How many times a device took part; 0 where `participants` lists each once."""
+    """The number of participations; 0 where `participants` lists each once."""
     arrivals: int = 0
-    """Samples that came by on the participants' streams."""
+    """Samples that arrived on the participants' streams."""
     kept: int = 0
     """Stored in a free slot."""
     replaced: int = 0
@@ -92,30 +93,30 @@ class Round(_Line, frozen=True, kw_only=True, tag="round"):
     dropouts: int = 0
     """Participants that did not report in time."""
     refused_reports: dict[str, int] = {}
-    """Reports that did not count, by reason."""
+    """Rejected reports, by reason."""
     refused_devices: dict[str, tuple[int, ...]] = {}
-    """The same, by reason with the devices; of real fleets."""
+    """Devices whose reports were rejected, by reason; real fleets only."""
     staleness: float | None = None
-    """The mean age in rounds of the local gradients that g_hat is made of."""
+    """The mean age in rounds of the local gradients in the global gradient."""
 
 
 class GistLine(_Line, frozen=True, kw_only=True, tag="gist"):
-    """What gists did since the line of this kind before, on average over the participations that had one."""
+    """Figures of the gist since the previous line of this kind, averaged over participations."""
 
     round: int
     participations: int
     trust: float
-    """beta: how much of the gist was used."""
+    """beta: the correction weight."""
     likeness: float
-    """rho: how alike a sample's gradients were under the device's old model and the new one."""
+    """rho: correlation of a sample's gradients under the device's old and new model."""
     worth: float
-    """n: how many samples a gist was worth."""
+    """Effective sample size of the gist."""
     reach: float
-    """The correction's length over that of the stored samples' gradient."""
+    """Relative correction norm: its length over that of the stored samples' gradient."""
 
 
 class PlanLine(_Line, frozen=True, kw_only=True, tag="plan"):
-    """The coordination: who stores which label. Large fleets may list only some devices."""
+    """The coordination plan: which device stores which label; large fleets may list only some."""
 
     round: int
     devices: tuple[int, ...]
@@ -126,11 +127,11 @@ class PlanLine(_Line, frozen=True, kw_only=True, tag="plan"):
     wanted: tuple[int, ...]
     """Holders each label should have."""
     regions: tuple[str, ...] = ()
-    """What is divided, where it is not the labels."""
+    """Names of the regions, where they are not the labels."""
 
 
 class HoldingsLine(_Line, frozen=True, kw_only=True, tag="holdings"):
-    """How many samples each listed device stores of each label, or of whatever the plan divides."""
+    """Stored samples per listed device and region."""
 
     round: int
     devices: tuple[int, ...]
@@ -144,7 +145,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     label: int
     score: float | None
     age: int
-    """Samples that have arrived at the device since."""
+    """Samples that have arrived at the device since this one."""
     uses: int = 0
     """Participations that have trained on it."""
     thumbnail: str | None = None
@@ -152,7 +153,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One arrival and what became of it."""
+    """One arrival and the decision about it."""
 
     id: int
     label: int
@@ -160,11 +161,11 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fate: str
     """"kept", "replaced", "refreshed" or "refused"."""
     displaced: int | None = None
-    """The id of the sample that made way."""
+    """The id of the evicted sample."""
 
 
 class DeviceLine(_Line, frozen=True, kw_only=True, tag="device"):
-    """One device's store as it stands, and the latest changes to it, newest last."""
+    """One device's store, and the latest changes to it, newest last."""
 
     round: int
     device: int
@@ -174,33 +175,33 @@ class DeviceLine(_Line, frozen=True, kw_only=True, tag="device"):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device of a real fleet, as the server last heard of it."""
+    """A device of a real fleet, with what it last reported to the server."""
 
     device: int
     name: str
     online: bool
     seen: float | None = None
-    """When it was last online, in seconds since 1970; None before it was, since the server started."""
+    """When it was last online, in seconds since 1970; None if never since the server started."""
     capacity: int = 0
     stored: int | None = None
-    """Samples in its store; None where it did not say."""
+    """Samples in its store; None where it did not report it."""
     labels: int | None = None
-    """Of how many labels it stores any."""
+    """Number of labels with a stored sample."""
     accuracy: float | None = None
     """Of the model last evaluated on its own samples."""
     refused: str | None = None
-    """Why its last report or profile did not count; None since one did."""
+    """Why its last report or profile was rejected; None since one was accepted."""
 
 
 class Members(_Line, frozen=True, kw_only=True, tag="members"):
-    """Who is in a real fleet; written every round, and when somebody comes or goes between two."""
+    """The devices of a real fleet; written every round and when one joins or leaves."""
 
     round: int
     members: tuple[Member, ...]
 
 
 class PrivacyLine(_Line, frozen=True, kw_only=True, tag="privacy"):
-    """The largest privacy loss of any device so far, and what is left of the budget."""
+    """The largest privacy loss of any device so far, and the rest of the budget."""
 
     round: int
     epsilon_spent: float | None
@@ -217,11 +218,11 @@ class End(_Line, frozen=True, kw_only=True, tag="end"):
 
 
 class Timing(_Line, frozen=True, kw_only=True, tag="timing"):
-    """The clock, kept in a file beside the run's because it never repeats."""
+    """Elapsed time, in a file of its own because it does not repeat."""
 
     round: int
     seconds: float
-    """Since the start, without the time a run lay still before it was resumed."""
+    """Since the start, without the pause before a resumed run."""
 
 
 Line: TypeAlias = (
@@ -260,8 +261,10 @@ _SUM = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*$')
 
 
 def encode(line: Line) -> bytes:
-    """The line as JSON without its newline; floats in the shortest form that reads back exactly.
+    """Return the line as JSON without its newline; floats read back exactly.
 
+    Examples
+    --------
     >>> encode(Timing(round=3, seconds=0.25))
     b'{"kind":"timing","round":3,"seconds":0.25,"sum":"54c38f17"}'
     """
@@ -270,13 +273,13 @@ def encode(line: Line) -> bytes:
 
 
 def is_intact(raw: bytes) -> bool | None:
-    """Whether the line is what was written; None of one that carries no checksum, as by another program."""
+    """Return whether the checksum fits; None for a line without one, as by another program."""
     found = _SUM.search(raw)
     return None if found is None else crc32(raw[: found.start()] + b"}") == int(found[1], 16)
 
 
 def stamp(raw: bytes) -> Stamp | None:
-    """The line's kind and round, or None where it is torn, damaged or no record at all."""
+    """Return the line's kind and round, or None if it is torn, damaged or no record at all."""
     if is_intact(raw) is False:
         return None
     try:
@@ -286,7 +289,13 @@ def stamp(raw: bytes) -> Stamp | None:
 
 
 def decode(raw: bytes) -> Line | None:
-    """The line, or None for a kind that this version does not know."""
+    """Return the line, or None for a kind that this version does not know.
+
+    Raises
+    ------
+    DataError
+        If the line is damaged.
+    """
     if is_intact(raw) is False:
         raise DataError(
             "damaged: its checksum does not fit; delete the file and run again with --resume"

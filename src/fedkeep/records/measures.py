@@ -1,20 +1,22 @@
-"""What one run's curve comes to in one number, what such numbers say over seeds, and what a set of runs says.
+"""Measures of one run's curve, their means over seeds, and the comparison of methods.
 
-How good each method is, by how much it is ahead of another by Student's t, and how much sooner it gets there.
+Differences between methods are paired by seed and judged by Student's t; the speedup is the ratio
+of rounds to the accuracy that another method reaches late.
 """
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.plan import Plan
-from fedkeep.records.lines import Evaluation, GistLine, PlanLine, Round
+from fedkeep.records.lines import Evaluation, GistLine, PlanLine
 from fedkeep.records.runs import Run
 
 LISTED = 50
@@ -33,6 +35,8 @@ GIST = ("trust", "likeness", "worth", "reach")
 
 @dataclass(frozen=True)
 class MeanOverSeeds:
+    """A mean of one value per seed."""
+
     mean: float
     half_width: float | None
     """Of its 95 % interval by Student's t; None of a single seed."""
@@ -44,14 +48,17 @@ class Difference(MeanOverSeeds):
     """By how much a method differs from another, paired over the seeds that both ran."""
 
     verdict: str
-    """`better` or `worse` where the interval excludes 0, `equivalent` within a point, or `inconclusive`."""
+    """`better` or `worse` where the interval excludes 0, else `equivalent` or `inconclusive`.
+
+    A difference is equivalent where its interval stays within a point.
+    """
     seeds_to_decide: int | None
-    """How many seeds would decide it if they differed as these do; None where it is decided, or none would."""
+    """Seeds that would decide it if they differed as these do; None if decided or too many."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times fewer rounds than the base a method needs to reach the base's late accuracy."""
+    """The speedup: how many times fewer rounds a method needs to the base's late accuracy."""
 
     base: str
     value: float | None
@@ -77,12 +84,18 @@ class Row:
     differences: tuple[dict[str, Difference] | None, ...]
     """One per base; None where no seed ran with both, or the base is the method itself."""
     gist: dict[str, MeanOverSeeds]
-    """Its trust, likeness, worth and reach over whole runs; empty of a method without a gist."""
+    """beta, rho, effective sample size and correction norm; empty of a method without a gist."""
+    worst_devices: MeanOverSeeds | None = None
+    """Bottom-decile accuracy of the last evaluation; None where it was not recorded."""
+    tail_recall: MeanOverSeeds | None = None
+    """Mean recall of the rarest quarter of the labels."""
+    recalls: dict[str, MeanOverSeeds] = field(default_factory=dict)
+    """Recall of each label."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, by task and setting, the base methods first and ODE beside them, and what was left out."""
+    """All rows by task and setting, the base methods first, and notes on what was left out."""
 
     bases: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -90,7 +103,14 @@ class Comparison:
 
 
 def coverage(t: float, freedom: int) -> float:
-    """P(|T| <= t) for whole degrees of freedom: a finite series in the cosine of atan(t / sqrt(freedom))."""
+    """Return P(|T| <= t) of Student's t for whole degrees of freedom.
+
+    It is a finite series in the cosine of atan(t / sqrt(freedom)).
+
+    References
+    ----------
+    Abramowitz and Stegun, Handbook of mathematical functions, 26.7.3 and 26.7.4.
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(angle)
     odd = freedom % 2
@@ -103,8 +123,9 @@ def coverage(t: float, freedom: int) -> float:
     return (angle + series) * 2 / math.pi if odd else series
 
 
+@cache
 def quantile(level: float, freedom: int) -> float:
-    """The t whose two-sided coverage is `level`, found by bisection."""
+    """Return the t whose two-sided coverage is `level`, found by bisection."""
     low, high = 0.0, 1.0
     while coverage(high, freedom) < level:
         high *= 2
@@ -122,13 +143,15 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def estimate(values: Sequence[float]) -> MeanOverSeeds:
-    """The mean of one value a seed, and its interval."""
+    """Return the mean of one value per seed, with its interval."""
     return MeanOverSeeds(math.fsum(values) / len(values), interval(values), len(values))
 
 
 def difference(values: Sequence[float]) -> Difference:
-    """What one difference a seed says.
+    """Return what one difference per seed shows.
 
+    Examples
+    --------
     >>> difference([0.030, 0.021, 0.027]).verdict
     'better'
     >>> found = difference([0.030, -0.021, 0.027])
@@ -154,12 +177,12 @@ def difference(values: Sequence[float]) -> Difference:
 
 
 def final_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The accuracy of the last evaluation, 0 where it diverged."""
+    """Return the accuracy of the last evaluation, 0 where it diverged."""
     return evaluations[-1].accuracy or 0.0
 
 
 def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
-    """The mean accuracy of the last five evaluations, of 1 or of 100.
+    """Return the mean accuracy of the last five evaluations, of 1 or of 100.
 
     The untrained model's counts only where there is no other.
     """
@@ -168,12 +191,12 @@ def late_accuracy(evaluations: Sequence[Evaluation], of: int = 1) -> float:
 
 
 def best_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The highest accuracy of any evaluation after training began."""
+    """Return the highest accuracy of any evaluation after training began."""
     return max(e.accuracy or 0.0 for e in _trained(evaluations))
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
-    """The mean accuracy over all rounds: the area under the curve, by the rounds it spans."""
+    """Return the mean accuracy over all rounds: the area under the curve by its rounds."""
     pairs = list(pairwise(evaluations))
     rounds = sum(b.round - a.round for a, b in pairs)
     if not rounds:
@@ -206,7 +229,7 @@ def gist_line(round_: int, figures: Sequence[GistFigures]) -> GistLine:
 def plan_line(
     round_: int, plan: Plan, clients_per_label: int | None, regions: Iterable[str] = ()
 ) -> PlanLine:
-    """A plan as it is recorded: of many devices the first only."""
+    """Return a plan as it is recorded: of many devices only the first `LISTED`."""
     return PlanLine(
         round=round_,
         devices=tuple(plan.devices[:LISTED].tolist()),
@@ -218,20 +241,21 @@ def plan_line(
 
 
 def pooled(lines: Sequence[GistLine]) -> GistLine:
-    """One line for several, each counting by its participations, the median for the reach; there is at least one."""
+    """Return one line for several, weighted by participations; the correction norm's median."""
     count = sum(line.participations for line in lines)
     sums = {
         name: math.fsum(getattr(line, name) * line.participations for line in lines)
         for name in GIST
     }
     means = {name: total / max(count, 1) for name, total in sums.items()}
-    # A ratio: where the stored samples' gradient all but vanishes, one line would be all that a mean tells of.
+    # A ratio with a heavy tail: where the stored samples' gradient almost vanishes, a single line
+    # would dominate a mean.
     means["reach"] = statistics.median(line.reach for line in lines)
     return GistLine(round=lines[-1].round, participations=count, **means)
 
 
 def rounds_to(evaluations: Iterable[Evaluation], target: float) -> int | None:
-    """The first round after the start whose evaluation reaches `target`; None if none does."""
+    """Return the first round after the start that reaches `target`; None if none does."""
     reached = (
         e.round
         for e in evaluations
@@ -246,19 +270,31 @@ _Curves = Mapping[int, Sequence[Evaluation]]
 
 
 def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
-    """Every method on every task against the base methods, seed by seed.
+    """Compare every method on every task with the base methods, seed by seed.
 
-    FIFO comes first because it is what the paper's "RS" rows are. A seed's target is the late accuracy of
-    the base with that same seed, since data and partition change with it.
+    The target of a speedup is, for each seed, the late accuracy of the base with that seed, since
+    data and partition change with it.
 
+    Parameters
+    ----------
+    runs : iterable of Run
+        Runs of any tasks, settings, methods and seeds.
+    bases : sequence of str
+        Methods to compare the others with; by default the first of `BASES` that ran.
+
+    Examples
+    --------
     >>> from pathlib import Path
     >>> from fedkeep.records.lines import Header
     >>> from fedkeep.records.tables import sentences
+    >>> plain = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b")}
     >>> def run(method, seed, accuracy):
-    ...     said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
-    ...     header = Header(run=f"{method}-{seed}", method=method, task="toy", seed=seed, **said)
-    ...     return Run(Path(header.run), header, (header, Evaluation(round=10, accuracy=accuracy, loss=0.1)))
-    >>> runs = [run("fifo", 0, 0.70), run("fifo", 1, 0.72), run("ode", 0, 0.75), run("ode", 1, 0.78)]
+    ...     name = f"{method}-{seed}"
+    ...     header = Header(run=name, method=method, task="toy", seed=seed, devices=1, **plain)
+    ...     last = Evaluation(round=10, accuracy=accuracy, loss=0.1)
+    ...     return Run(Path(name), header, (header, last))
+    >>> reached = {"fifo": (0.70, 0.72), "ode": (0.75, 0.78)}
+    >>> runs = [run(m, seed, a) for m, values in reached.items() for seed, a in enumerate(values)]
     >>> print(*sentences(compare(runs)))
     ode against fifo is inconclusive on toy (+5.50 ± 6.35 points): about 3 seeds would decide it.
     """
@@ -282,8 +318,10 @@ def compare(runs: Iterable[Run], bases: Sequence[str] = ()) -> Comparison:
 def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[str]) -> Row:
     runs = groups[key]
     curves = {seed: run.evaluations for seed, run in runs.items()}
-    measures = {name: estimate(list(map(of, curves.values()))) for name, of in MEASURES.items()}
-    finished = sum(run.end is not None for run in runs.values())
+    ended = {seed: curves[seed] for seed, run in runs.items() if run.end is not None}
+    judged = list((ended or curves).values())
+    measures = {name: estimate(list(map(of, judged))) for name, of in MEASURES.items()}
+    finished = len(ended)
     gists = [pooled(lines) for run in runs.values() if (lines := run.of(GistLine))]
     gist = (
         {name: estimate([getattr(seed, name) for seed in gists]) for name in GIST} if gists else {}
@@ -293,9 +331,11 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
         ratios.append(ratio(curves, base, others))
         paired = []
-        for seed in (
-            sorted(curves.keys() & others.keys()) if base != key[2] else ()
-        ):  # as far as both runs of it got
+        theirs = groups.get((*key[:2], base), {})
+        whole = {seed for seed in ended.keys() & others.keys() if theirs[seed].end is not None}
+        # Unfinished seeds count where no other does, as far as both runs got.
+        common = sorted(whole or curves.keys() & others.keys())
+        for seed in common if base != key[2] else ():
             both = (curves[seed], others[seed])
             last = min(curve[-1].round for curve in both)
             paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
@@ -305,11 +345,34 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         differences.append(
             {name: difference(each) for name, each in found.items()} if paired else None
         )
-    return Row(*key, len(runs), finished, measures, tuple(ratios), tuple(differences), gist)
+    final = [curve[-1] for curve in judged]
+    labels = next(iter(runs.values())).header.labels
+    recalls = {
+        label: _estimate_known([(*e.label_recall, *[None] * len(labels))[place] for e in final])
+        for place, label in enumerate(labels)
+    }
+    return Row(
+        *key,
+        len(runs),
+        finished,
+        measures,
+        tuple(ratios),
+        tuple(differences),
+        gist,
+        _estimate_known([e.worst_tenth for e in final]),
+        _estimate_known([e.rare_recall for e in final]),
+        {label: found for label, found in recalls.items() if found is not None},
+    )
+
+
+def _estimate_known(values: Sequence[float | None]) -> MeanOverSeeds | None:
+    """Return the mean over seeds; None where a seed has no value."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known and len(known) == len(values) else None
 
 
 def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
-    """How much sooner runs get to where those of the base end, by seed."""
+    """Return the speedup of runs over those of the base, paired by seed."""
     paired, logs = sorted(curves.keys() & base_curves.keys()), []
     for seed in paired:
         target = late_accuracy(base_curves[seed])
@@ -321,7 +384,7 @@ def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
 
 
 def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]]:
-    """The runs by task, setting and method, then by seed, and notes on those left out or to be taken with care."""
+    """Return the runs by task, setting and method, then by seed, and notes on them."""
     groups: dict[_Key, dict[int, Run]] = {}
     notes: list[str] = []
     unfinished: list[str] = []
@@ -336,21 +399,89 @@ def _grouped(runs: Iterable[Run]) -> tuple[dict[_Key, dict[int, Run]], list[str]
             notes.append(f"{header.run}: left out, no evaluation yet")
         elif header.seed in seeds:
             notes.append(
-                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, method and seed"
+                f"{header.run}: left out, {seeds[header.seed].header.run} has the same task, "
+                "method and seed"
             )
         else:
             seeds[header.seed] = run
-            reasons: Counter[str] = Counter()
-            for line in run.of(Round):
-                reasons.update(line.refused_reports)
-            reports = sum(line.participations or len(line.participants) for line in run.of(Round))
-            refused = reasons.total() - reasons["weight-cut"]
-            if 2 * refused > reports:  # then its accuracy says little of its method
-                most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]))
-                told = f"{refused} of {reports} reports were refused, most of them for '{most}'"
-                notes.append(f"{header.run}: {told}")
+            note = _note_on_rejections(run)
+            if note:
+                notes.append(f"{header.run}: {note}")
             if run.end is None:
                 unfinished.append(f"{header.run} (round {evaluations[-1].round})")
+    notes += _unconverged(groups)
     if unfinished:
         notes.append(f"not finished, counted as far as they got: {', '.join(unfinished)}")
     return groups, notes
+
+
+_DIVERGENCE = ("model-not-finite", "large-update")
+"""Reasons for which the reports of a diverging model are rejected."""
+
+
+def has_diverged(run: Run) -> bool:
+    """Return whether a run's model is useless because training diverged.
+
+    Either the last evaluation has no finite loss, or most reports were rejected for what a
+    diverging model sends, so that the global model stayed as it was.
+    """
+    evaluations = run.evaluations
+    if evaluations and evaluations[-1].round > 0 and evaluations[-1].loss is None:
+        return True
+    reasons, reports = _rejections(run)
+    return reports > 0 and 2 * sum(reasons[name] for name in _DIVERGENCE) > reports
+
+
+def _rejections(run: Run) -> tuple[Counter[str], int]:
+    """Return the rejected reports by reason, and the number of all reports."""
+    reasons: Counter[str] = Counter()
+    for line in run.rounds:
+        reasons.update(line.refused_reports)
+    return reasons, sum(line.participations or len(line.participants) for line in run.rounds)
+
+
+def _note_on_rejections(run: Run) -> str:
+    """Return a note on a run whose accuracy says little of its method; empty for others."""
+    reasons, reports = _rejections(run)
+    rejected = reasons.total() - reasons["weight-cut"]
+    most = max(reasons, key=lambda name: (name != "weight-cut", reasons[name]), default="")
+    share = f"{rejected} of {reports} reports were rejected, most of them for '{most}'"
+    if has_diverged(run):
+        why = share if rejected else "its loss is not finite"
+        return f"diverged, {why}: lower train.learning_rate"
+    return share if 2 * rejected > reports else ""
+
+
+def still_rising(evaluations: Sequence[Evaluation]) -> float:
+    """Return how much the accuracy of the last fifth of evaluations exceeds the fifth before.
+
+    Examples
+    --------
+    >>> curve = [Evaluation(round=n, accuracy=n / 10, loss=1.0) for n in range(1, 11)]
+    >>> round(still_rising(curve), 3)
+    0.2
+    """
+    trained = _trained(evaluations)
+    part = len(trained) // 5
+    if part < 1:
+        return 0.0
+    late = [e.accuracy or 0.0 for e in trained[-part:]]
+    before = [e.accuracy or 0.0 for e in trained[-2 * part : -part]]
+    return math.fsum(late) / part - math.fsum(before) / part
+
+
+def _unconverged(groups: Mapping[_Key, Mapping[int, Run]]) -> Iterator[str]:
+    """Yield a note for the methods of a task whose accuracy still rises at the end."""
+    rising: dict[tuple[str, str], list[str]] = {}
+    for (task, setting, method), runs in groups.items():
+        ended = [run.evaluations for run in runs.values() if run.end is not None]
+        if ended:
+            gain = math.fsum(map(still_rising, ended)) / len(ended)
+            if gain > LEVEL:
+                rising.setdefault((task, setting), []).append(f"{method} (+{100 * gain:.1f})")
+    for (task, setting), methods in rising.items():
+        where = f"{task}, {setting}" if setting else task
+        yield (
+            f"{where}: not converged, the accuracy still rose by more than a point over the last "
+            f"fifth of the run: {', '.join(methods)}; train longer or raise train.learning_rate"
+        )

@@ -1,17 +1,20 @@
-"""A run's JSONL file: written line by line, cut back where a run is resumed, read back, and followed while it grows."""
+"""A run's JSONL file: writing, truncating on resume, reading, and following while it grows."""
 
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 import fedkeep
 from fedkeep.core.errors import DataError
+from fedkeep.files import atomic_write
 from fedkeep.records.lines import (
     End,
     Evaluation,
@@ -29,7 +32,7 @@ Kind = TypeVar("Kind", bound=Line)
 
 
 def versions() -> dict[str, str]:
-    """What the numbers of a run may depend on besides its options."""
+    """Return the versions that the numbers of a run may depend on."""
     found = {
         "fedkeep": fedkeep.__version__,
         "python": platform.python_version(),
@@ -42,22 +45,35 @@ def versions() -> dict[str, str]:
 
 
 def timing_path(path: Path) -> Path:
-    """The file beside `path` that holds the clock."""
+    """Return the path of the timings beside a record."""
     return path.with_suffix(".timing.jsonl")
 
 
 class Recorder(AbstractContextManager["Recorder"]):
-    """The one writer of a run's file, and of the clock's beside it.
+    """The writer of a run's record and of its timings.
 
-    A new run calls `start`, a resumed one `truncate_after` with its checkpoint's round; both then `write`.
-    What a resumed run writes again is, byte for byte, what was cut off.
+    A new run calls `start`, a resumed one `truncate_after` with the round of its checkpoint; both
+    then `write`. A resumed run writes again, byte for byte, what was cut off.
 
+    Parameters
+    ----------
+    path : Path
+        The record; it is locked while the recorder is open.
+
+    Raises
+    ------
+    DataError
+        If the record cannot be written, or another process is writing it.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> from fedkeep.records import End, read_run
-    >>> said = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b"), "devices": 1}
+    >>> plain = {"config": {}, "config_hash": "", "versions": {}, "labels": ("a", "b")}
+    >>> header = Header(run="fifo", method="fifo", task="toy", seed=0, devices=1, **plain)
     >>> with TemporaryDirectory() as folder:
     ...     with Recorder(Path(folder) / "fifo.jsonl") as recorder:
-    ...         recorder.start(Header(run="fifo", method="fifo", task="toy", seed=0, **said))
+    ...         recorder.start(header)
     ...         recorder.write(End(round=3, digest="of the model"))
     ...     read_run(Path(folder) / "fifo.jsonl").end.round
     3
@@ -72,13 +88,13 @@ class Recorder(AbstractContextManager["Recorder"]):
             raise DataError(f"cannot write the run's record {path}: {error.strerror}") from error
 
     def start(self, header: Header) -> None:
-        """Empties the file and writes its first line."""
+        """Empty the file and write its first line."""
         for file in self._files:
             os.ftruncate(file, 0)
         self.write(header)
 
     def truncate_after(self, round_: int) -> None:
-        """Drops all from the first line on that is damaged, ends the run or belongs to a round after `round_`."""
+        """Drop the first line that is damaged, the end, or of a later round, and all after it."""
         for file, path in zip(self._files, self._paths, strict=True):
             length = 0
             for raw in Tail(path).read()[1]:
@@ -89,17 +105,18 @@ class Recorder(AbstractContextManager["Recorder"]):
             os.ftruncate(file, length)
 
     def write(self, line: Line) -> None:
-        """Appends the line, whole; a `Timing` goes to its own file."""
+        """Append a line; a `Timing` goes to its own file."""
         rest = encode(line) + b"\n"
         while rest:
             rest = rest[os.write(self._files[isinstance(line, Timing)], rest) :]
 
     def sync(self) -> None:
-        """Puts on the disk what was written, to be called before a checkpoint that relies on it."""
+        """Flush to disk; to be called before a checkpoint that relies on what was written."""
         for file in self._files:
             os.fsync(file)
 
     def close(self) -> None:
+        """Close the files."""
         for file in self._files:
             os.close(file)
 
@@ -108,9 +125,9 @@ class Recorder(AbstractContextManager["Recorder"]):
 
 
 def _opened(path: Path) -> int:
-    """A file to append to; a last line that a kill tore is cut off.
+    """Open and lock a file to append to; a torn last line is cut off.
 
-    It is locked while it is open: two processes that wrote to one record would garble it.
+    The lock keeps a second process from writing to the same record.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -126,7 +143,7 @@ def _opened(path: Path) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as far as it is written: all lines in their order, and the clock's."""
+    """A run as far as it is written: its lines in order, and its timings."""
 
     path: Path
     header: Header
@@ -134,25 +151,28 @@ class Run:
     timings: tuple[Timing, ...] = ()
 
     def of(self, kind: type[Kind]) -> tuple[Kind, ...]:
+        """Return the lines of one kind."""
         return tuple(line for line in self.lines if isinstance(line, kind))
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations, in order."""
         return self.of(Evaluation)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
+        """The lines of counts, in order."""
         return self.of(Round)
 
     @property
     def end(self) -> End | None:
-        """The last line, or None of a run that is still going or was stopped."""
+        """The last line; None for a run that is unfinished."""
         ends = self.of(End)
         return ends[-1] if ends else None
 
 
 def _lines(path: Path) -> Iterator[Line]:
-    """The lines of known kinds; a last line without its newline was torn by a kill and does not count."""
+    """Yield the lines of known kinds; a last line without a newline is torn and skipped."""
     checked = False
     for number, raw in enumerate(Tail(path).read()[1], start=1):
         if checked and is_intact(raw) is None:
@@ -169,8 +189,15 @@ def _lines(path: Path) -> Iterator[Line]:
 
 
 def read_run(path: Path) -> Run:
-    """The run recorded in one file: its header, its lines, its end.
+    """Read the record of one run.
 
+    Raises
+    ------
+    DataError
+        If the file is missing, damaged, or no record.
+
+    Examples
+    --------
     >>> read_run(Path("runs/none.jsonl"))
     Traceback (most recent call last):
     fedkeep.core.errors.DataError: cannot read runs/none.jsonl: No such file or directory
@@ -187,14 +214,14 @@ def read_run(path: Path) -> Run:
 
 
 def run_paths(directory: Path) -> list[Path]:
-    """The files under `directory` that begin as the record of a run, in the order of their names."""
+    """Return the files under `directory` that begin with a header, sorted by name."""
     return sorted(
         path for path in directory.rglob("*.jsonl") if path.is_file() and begins_with_header(path)
     )
 
 
 def begins_with_header(path: Path) -> bool:
-    """False also of a file that may not be read, or is gone since it was listed."""
+    """Return whether a file begins with a header; False also if it cannot be read."""
     try:
         with path.open("rb") as file:
             first = file.readline()
@@ -204,7 +231,7 @@ def begins_with_header(path: Path) -> bool:
 
 
 def is_intact_until(path: Path, round_: int) -> bool:
-    """Whether every line of the record up to a round is what was written."""
+    """Return whether every line of the record up to a round is undamaged."""
     try:
         for line in _lines(path):
             if not isinstance(line, Header) and line.round > round_:
@@ -215,7 +242,13 @@ def is_intact_until(path: Path, round_: int) -> bool:
 
 
 def read_runs(directory: Path) -> list[Run]:
-    """All runs under `directory`, which must hold at least one."""
+    """Read all runs under `directory`.
+
+    Raises
+    ------
+    DataError
+        If it holds none, or one is damaged.
+    """
     if not directory.is_dir():
         raise DataError(
             f"{directory} is not a directory; give the one that `fedkeep run --out` wrote to"
@@ -226,16 +259,43 @@ def read_runs(directory: Path) -> list[Run]:
     return runs
 
 
+_PLANNED = ".planned.json"
+
+
+def plan_runs(directory: Path, names: Iterable[str]) -> None:
+    """Note which runs a directory will hold, besides those that were noted before.
+
+    What follows a directory can then show how many runs are still to begin.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    known = sorted(planned_runs(directory) | set(names))
+    with atomic_write(directory / _PLANNED) as file:
+        file.write(msgspec.json.encode(known))
+
+
+def planned_runs(directory: Path) -> set[str]:
+    """Return the names that `plan_runs` noted; none where there is no valid note."""
+    try:
+        return set(msgspec.json.decode((directory / _PLANNED).read_bytes(), type=list[str]))
+    except (OSError, msgspec.DecodeError):
+        return set()
+
+
 class Tail:
-    """Follows one file while it is written."""
+    """Reads one file while another process writes it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._first, self._offset = path, b"", 0
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Whether the file was begun anew or cut back since the last call, and the whole lines since then.
+        """Read the complete lines written since the last call.
 
-        After a cut all lines come again.
+        Returns
+        -------
+        restarted : bool
+            Whether the file was truncated or begun anew; then `lines` has all of it.
+        lines : list of bytes
+            Without their newlines.
         """
         with self.path.open("rb") as file:
             first = file.readline()

@@ -7,14 +7,18 @@ import multiprocessing
 import os
 import signal
 import socket
+import statistics
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -22,11 +26,14 @@ from fedkeep.config.experiment import RunSpec
 from fedkeep.core.errors import FedkeepError, optional_import
 from fedkeep.files import atomic_write
 from fedkeep.records import read_run
+from fedkeep.records.runs import plan_runs
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.runner import is_finished, play, record_path
 from fedkeep.tables import Table
 
 _TRIAL_SECONDS = 0.5
+_START_SECONDS = 2.0
+"""Until worker processes have loaded what they need."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 Listener = Callable[[int, int, float | None], None]
 """Called with a run's place among the cells, the rounds done, and the accuracy where it was measured."""
@@ -44,6 +51,7 @@ def run_sweep(
 ) -> None:
     """Plays every cell into the directory; what is finished already is left alone when resuming."""
     waiting = [i for i, cell in enumerate(cells) if not (resume and is_finished(cell, directory))]
+    plan_runs(directory, (cell.name for cell in cells))
     if backend == "ray":
         directory.mkdir(parents=True, exist_ok=True)
         play_on_ray(cells, waiting, directory, listen)
@@ -51,7 +59,8 @@ def run_sweep(
         for i in waiting:
             play(cells[i], directory, resume=resume, progress=partial(listen, i))
     else:
-        _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
+        with _without_main():
+            _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
 def estimate_seconds(cells: Sequence[RunSpec], jobs: int) -> float:
@@ -59,20 +68,23 @@ def estimate_seconds(cells: Sequence[RunSpec], jobs: int) -> float:
     kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}
     per_round = {}
     for kind, cell in kinds.items():
-        simulator, rounds = Simulator(cell.experiment), 0
-        began = time.perf_counter()
-        while time.perf_counter() - began < _TRIAL_SECONDS or rounds < 2:
+        simulator = Simulator(cell.experiment)
+        simulator.play_round(evaluated=False)  # the first round is slower than those that follow
+        spent: list[float] = []
+        while sum(spent) < _TRIAL_SECONDS or len(spent) < 2:
+            began = time.perf_counter()
             simulator.play_round(evaluated=False)
-            rounds += 1
+            spent.append(time.perf_counter() - began)
         played = time.perf_counter()
         simulator.evaluate()
         evaluating = (time.perf_counter() - played) / cell.experiment.record.every
-        per_round[kind] = (played - began) / rounds + evaluating
+        per_round[kind] = statistics.median(spent) + evaluating
     total = sum(
         per_round[cell.experiment.label, cell.setting] * cell.experiment.train.rounds
         for cell in cells
     )
-    return total / max(1, min(jobs, len(cells)))
+    at_a_time = max(1, min(jobs, len(cells), os.cpu_count() or 1))
+    return total / at_a_time + (_START_SECONDS if at_a_time > 1 else 0.0)
 
 
 def _run_in_processes(
@@ -110,6 +122,17 @@ def _run_in_processes(
             del os.environ[name]
         os.environ.update(before)
     pool.shutdown()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep worker processes from running the caller's script again: they need nothing of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 _steps: SimpleQueue[Any] | None = None

@@ -1,1 +1,1 @@
-"""The live page and the HTML report: what a run's records say, to look at."""
+"""The live page and the HTML report of runs."""

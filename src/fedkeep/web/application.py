@@ -1,4 +1,4 @@
-"""The page's server: static files, a stream of updates, one device's store on request; and who may look at them."""
+"""The page's server: static files, a stream of updates, device snapshots, and access control."""
 
 import asyncio
 import hmac
@@ -24,8 +24,8 @@ _TYPES = {
 COOKIE = "fedkeep-watch"
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -36,7 +36,7 @@ HEADERS = {
 
 
 async def stream(feed: Feed, closing: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Server-sent events: everything at first, then whatever changed, until the server closes."""
+    """Yield server-sent events: everything at first, then changes, until the server closes."""
     version, quiet = 0, 0
     yield b"retry: 1000\n\n"
     while not closing():
@@ -52,7 +52,7 @@ async def stream(feed: Feed, closing: Callable[[], bool]) -> AsyncIterator[bytes
 
 
 def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> FastAPI:
-    """The ASGI application, guarded."""
+    """Build the ASGI application; every request passes `refused` first."""
     app = FastAPI(openapi_url=None)
 
     @app.middleware("http")
@@ -86,10 +86,11 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> FastAPI
 
 
 def refused(request: Request, token: str | None) -> Response | None:
-    """A refusal, the redirection that takes the token out of the address, or None for a GET by those who know it.
+    """Return the answer to a request that is not allowed, or a redirect after a login; else None.
 
-    Without a token the page is for this machine only: a request for another host is a rebinding attack. The cookie does
-    not hold the token itself: browsers send it to every port of a host.
+    Without a token the page is for this machine only: a request for another host is a DNS
+    rebinding attack. A request with the token in its address is redirected to one without. The
+    cookie does not hold the token itself: browsers send it to every port of a host.
     """
     if request.method != "GET":
         return PlainTextResponse("read-only", 405, {"Allow": "GET"})

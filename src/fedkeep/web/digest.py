@@ -1,7 +1,7 @@
-"""Folds the lines of one run, as they come, into what the page shows of it: small, and sent whole when it changes.
+"""Summarises the lines of one run, as they arrive, to what the page shows of it.
 
-Sending it whole makes the page forgetful in a good way: after a lost connection, a restarted server or a
-resumed run there is nothing to catch up with.
+The summary is small and sent whole whenever it changes, so that after a lost connection, a
+restarted server or a resumed run there is nothing to catch up with.
 """
 
 from collections import Counter
@@ -19,25 +19,25 @@ from fedkeep.records.tables import EVALUATED
 from fedkeep.tables import flat
 
 POINTS = 300
-"""Evaluations a curve shows at most, about."""
+"""Approximate limit of the evaluations in a curve."""
 BINS = 120
-"""Points of a chart of what happens every round: fewer, so that it shows more than noise."""
+"""Points of a chart of per-round counts: fewer, which averages out noise."""
 ROWS = 1000
-"""Devices the coordination matrix lists at most."""
+"""Limit of the devices in the coordination matrix."""
 _OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
 _COUNTS = {"participants": "participations"} | {
     n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")
 }
-"""What is counted of rounds, and the field that has it."""
+"""The counts of a round, and the field each is read from."""
 Columns: TypeAlias = dict[str, list[Any]]
 """A table by columns, all of one length; `round` is always among them."""
 RunView: TypeAlias = dict[str, Any]
 Item = TypeVar("Item")
 
 
-class Thinned(list[Item]):
-    """Merges neighbours, twice as many whenever `limit` is reached; `limit` is even."""
+class Subsampled(list[Item]):
+    """A list of at most `limit` (even) items: neighbours are merged when it is full."""
 
     def __init__(self, limit: int, merge: Callable[[Item, Item], Item]) -> None:
         super().__init__()
@@ -45,6 +45,7 @@ class Thinned(list[Item]):
         self._width = self._in_last = 1
 
     def add(self, item: Item) -> None:
+        """Append an item, or merge it into the last one."""
         if self and self._in_last < self._width:
             self[-1] = self._merge(self[-1], item)
             self._in_last += 1
@@ -57,7 +58,7 @@ class Thinned(list[Item]):
 
 
 def evenly(items: Sequence[Item], limit: int) -> Sequence[Item]:
-    """At most about `limit` of the items, evenly spaced, the last always among them."""
+    """Return about `limit` evenly spaced items, the last always among them."""
     step = -(-len(items) // limit) or 1
     return items[::-1][::step][::-1]
 
@@ -74,20 +75,21 @@ def _columns(found: Sequence[lines.Line], fields: Mapping[str, str]) -> Columns:
 
 
 class Digest:
-    """What is known of one run: curves thinned out to what a chart can show, and of the rest the latest line."""
+    """The state of one run: subsampled curves, and the latest line of every other kind."""
 
     def __init__(self, header: lines.Header) -> None:
         self.header, self.round, self.damaged = header, 0, 0
         self.devices: dict[int, lines.DeviceLine] = {}
         self._evaluations: list[lines.Evaluation] = []
-        self._activity = Thinned(BINS, _summed)
-        self._gist: Thinned[lines.GistLine] = Thinned(BINS, lambda *both: pooled(both))
-        self._privacy: Thinned[lines.PrivacyLine] = Thinned(BINS, lambda _, late: late)
+        self._activity = Subsampled(BINS, _summed)
+        self._gist: Subsampled[lines.GistLine] = Subsampled(BINS, lambda *both: pooled(both))
+        self._privacy: Subsampled[lines.PrivacyLine] = Subsampled(BINS, lambda _, late: late)
         self._totals = Counter(dict.fromkeys(_COUNTS, 0))
         self._refused_reports: Counter[str] = Counter()
         self._latest: dict[type[lines.Line], Any] = {}
 
     def add(self, line: lines.Line) -> None:
+        """Take in the next line of the record."""
         match line:
             case lines.Header():
                 return
@@ -110,16 +112,26 @@ class Digest:
         self.round = max(self.round, line.round)
 
     def as_run(self, path: Path) -> Run:
-        """The run as far as comparing methods needs it."""
+        """Return the run with the lines that a comparison of methods reads."""
         ends = [self._latest[lines.End]] if lines.End in self._latest else []
         return Run(path, self.header, (self.header, *self._evaluations, *self._gist, *ends))
 
     def view(self, key: str, modified: float) -> RunView:
-        """The run for the page under a key of its own; `modified` is when its file last changed.
+        """Return the run as the page shows it.
 
-        Rounds planned are 0 where there is no end, members none of a simulated fleet; of the config every setting is
-        there by its dotted key, its value as JSON; snapshots are the devices whose store can be looked at, and since
-        which round.
+        Parameters
+        ----------
+        key : str
+            Unique name of the run on the page.
+        modified : float
+            When its file last changed, in seconds since 1970.
+
+        Returns
+        -------
+        dict
+            `rounds` is 0 for a run without an end, `members` empty for a simulated fleet,
+            `config` has the value of every setting as JSON by its dotted key, and `snapshots`
+            lists the devices whose store is recorded, with the round.
         """
         kinds = (lines.PlanLine, lines.HoldingsLine, lines.Members, lines.Timing)
         plan, holdings, members, timing = (self._latest.get(kind) for kind in kinds)
@@ -162,7 +174,7 @@ class Digest:
         return _columns(shown, {name: name for name in EVALUATED}) | devices
 
     def _rates(self) -> Columns:
-        """The counts by the rounds they are of, so that merging neighbours does not change the scale."""
+        """Return the counts per round, so that merging neighbours does not change the scale."""
         columns = _columns(self._activity, {"round": "round", "staleness": "staleness"} | _COUNTS)
         starts = [0, *(line.round for line in self._activity)]
         spans = [

@@ -1,4 +1,4 @@
-"""Where a page's updates come from: the runs in a directory, or the stream of another `fedkeep watch`."""
+"""Sources of a page's updates: a directory of runs, or the stream of another `fedkeep watch`."""
 
 import threading
 import time
@@ -18,33 +18,35 @@ from fedkeep.core.errors import DataError
 from fedkeep.records import Comparison, DeviceLine, Header, Run, compare
 from fedkeep.records.lines import decode
 from fedkeep.records.measures import BASES
-from fedkeep.records.runs import Tail, run_paths, timing_path
+from fedkeep.records.runs import Tail, planned_runs, run_paths, timing_path
 from fedkeep.web.digest import Digest, RunView
 
 MOST_BASES = 12
-"""Methods that others are compared with on a page."""
+"""Limit of the methods that others are compared with on a page."""
 _TIMEOUT_SECONDS = 30
-"""Twice the silence that the other side allows itself, and some."""
+"""More than twice the longest silence of the other side."""
 _RETRY_SECONDS = 1.0
 _LOST = (DataError, OSError, HTTPException, msgspec.DecodeError)
-"""How a connection may end that is to be made anew."""
+"""Errors after which a connection is made anew."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """What a page needs to be up to date: the views that changed, and the names of all there are."""
+    """The views of runs that changed since a version, and the keys of all runs."""
 
     title: str
     version: int
     keys: tuple[str, ...]
     views: tuple[RunView, ...]
     comparison: Comparison
-    """Each method against every other, as far as there are few enough."""
+    """Each method against every other, up to `MOST_BASES`."""
+    planned: int = 0
+    """Runs that were planned, begun or not; 0 where that is not known."""
     words: tuple[str, ...] = ()
-    """An advice, to be shown above all."""
+    """The recommendation of `fedkeep advise`, shown first."""
 
 
 def compared(runs: Iterable[Run], first: Sequence[str] = ()) -> Comparison:
-    """The methods against each other, beginning with those that are measured against first."""
+    """Compare every method with every other; the bases in `first` come first."""
     found = list(runs)
     methods = {run.header.method for run in found if run.evaluations}
     bases = dict.fromkeys(name for name in (*first, *BASES, *sorted(methods)) if name in methods)
@@ -52,17 +54,18 @@ def compared(runs: Iterable[Run], first: Sequence[str] = ()) -> Comparison:
 
 
 class Feed(ABC):
-    """The latest of each run, and when it changed; safe to ask from several threads."""
+    """The latest view of each run with the version that changed it; thread-safe."""
 
     def __init__(self, title: str) -> None:
         self._title, self._version = title, 1
         self._views: dict[str, tuple[int, RunView]] = {}
         self._comparison = Comparison((), (), ())
+        self._planned = 0
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
     def since(self, version: int) -> Update | None:
-        """What changed after `version` (0: everything), or None."""
+        """Return what changed after `version` (0: everything), or None."""
         with self._lock:
             self._look()
             if version >= self._version:
@@ -73,18 +76,19 @@ class Feed(ABC):
                 keys=tuple(self._views),
                 views=tuple(view for changed, view in self._views.values() if changed > version),
                 comparison=self._comparison,
+                planned=self._planned,
             )
 
     @abstractmethod
     def device(self, key: str, device: int) -> DeviceLine | None:
-        """The latest snapshot of one device of one run."""
+        """Return the latest snapshot of one device of one run."""
 
-    def _look(self) -> None:  # noqa: B027 - a feed that is sent to takes nothing in by itself
-        """Takes in what came since it was last called, where nobody else does."""
+    def _look(self) -> None:  # noqa: B027 - a remote feed reads in a thread of its own
+        """Read what is new."""
 
 
 class _Followed(Tail):
-    """One run's file, its clock's, and what is known of them."""
+    """The record of one run, its timings, and their summary."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -93,13 +97,13 @@ class _Followed(Tail):
         self._clock = Tail(timing_path(path))
 
     def refresh(self) -> bool:
-        """Whether something came; a file that is gone since it was listed has nothing new."""
+        """Read what is new and return whether there was anything; a file may have vanished."""
         try:
             restarted, lines = self.read()
             self.modified = self.path.stat().st_mtime
         except OSError:
             return False
-        with suppress(OSError):  # a run by another program may have no clock
+        with suppress(OSError):  # a run by another program may have no timings
             lines += self._clock.read()[1][-1:] if lines else []
         for raw in lines:
             try:
@@ -115,7 +119,7 @@ class _Followed(Tail):
 
 
 class DirectoryFeed(Feed):
-    """Updates from the files of a directory."""
+    """Updates from the files of a directory, read at most every `pause` seconds."""
 
     def __init__(self, directory: Path, pause: float = 0.4) -> None:
         if not directory.is_dir():
@@ -128,13 +132,14 @@ class DirectoryFeed(Feed):
         self._looked = float("-inf")
 
     def device(self, key: str, device: int) -> DeviceLine | None:
+        """Return the latest snapshot of one device of one run."""
         with self._lock:
             self._look()
             digest = self._runs[key].digest if key in self._runs else None
             return digest.devices.get(device) if digest is not None else None
 
     def _look(self) -> None:
-        """Reads what came, unless somebody asked a moment ago."""
+        """Read what is new, unless that was done a moment ago."""
         if time.monotonic() - self._looked < self._pause:
             return
         found = {path.relative_to(self._directory): path for path in run_paths(self._directory)}
@@ -144,8 +149,10 @@ class DirectoryFeed(Feed):
             key: self._runs.get(key) or _Followed(path) for key, path in sorted(paths.items())
         }
         changed = {key for key, run in self._runs.items() if run.refresh()}
-        if changed or gone:
+        planned = len(planned_runs(self._directory))
+        if changed or gone or planned != self._planned:
             self._version += 1
+            self._planned = planned
             known = {
                 key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None
             }
@@ -160,7 +167,7 @@ class DirectoryFeed(Feed):
 
 
 class RemoteFeed(Feed):
-    """Updates from a URL, passed on; it reconnects by itself and keeps the last it knew meanwhile."""
+    """Updates from a URL; it reconnects by itself and keeps the last state meanwhile."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -173,6 +180,7 @@ class RemoteFeed(Feed):
         threading.Thread(target=self._follow, args=(stream,), daemon=True).start()
 
     def device(self, key: str, device: int) -> DeviceLine | None:
+        """Return the latest snapshot of one device of one run."""
         with (
             suppress(*_LOST),
             self._open(f"/api/device?run={quote(key, safe='')}&device={device}") as answer,
@@ -181,7 +189,7 @@ class RemoteFeed(Feed):
         return None
 
     def _open(self, path: str) -> IO[bytes]:
-        """The answer's body; a refusal or silence becomes a sentence."""
+        """Open a path of the other page; an error or a timeout is raised as a DataError."""
         request = Request(self._base + path)
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
@@ -216,3 +224,4 @@ class RemoteFeed(Feed):
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title
+            self._planned = update.planned

@@ -16,7 +16,24 @@ SHORTEST_TOKEN = 16
 
 
 class LiveServer:
-    """The page for one directory or URL; bound when made, so that `url` holds before `run` is called."""
+    """The live page of one directory or URL.
+
+    The socket is bound on construction, so that `url` is valid before `run` is called.
+
+    Parameters
+    ----------
+    source : Path or str
+        A directory of runs, or the address of another `fedkeep watch`.
+    host, port : str, int
+        Where to listen; port 0 is any free one.
+    token : str, optional
+        The secret that a browser must present; required where others can reach `host`.
+
+    Raises
+    ------
+    ConfigError
+        If the address cannot be bound, or a token is missing or too short.
+    """
 
     def __init__(
         self,
@@ -45,25 +62,26 @@ class LiveServer:
             self._socket.close()
             raise
         app = build(self._feed, token, lambda: self._server.should_exit)
-        manners: dict[str, Any] = {
+        options: dict[str, Any] = {
             "log_level": "warning",
             "lifespan": "off",
             "ws": "none",
             "server_header": False,
         }
         self._server = uvicorn.Server(
-            uvicorn.Config(app, **manners, access_log=False, timeout_graceful_shutdown=2)
+            uvicorn.Config(app, **options, access_log=False, timeout_graceful_shutdown=2)
         )
         address = Address(host, self._socket.getsockname()[1])
         self.url = f"http://{address}" + (f"/?token={token}" if token else "")
 
     def run(self) -> None:
-        """Serves until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
+        """Serve until `stop` is called from elsewhere or, in the main thread, until Ctrl-C."""
         with suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
         self._feed.closed.set()
 
     def stop(self) -> None:
+        """Have `run` return."""
         self._server.should_exit = True
 
 
@@ -80,5 +98,8 @@ def _bound(host: str, port: int) -> socket.socket:
         address = f"http://{Address(host, port)}"
         why = f"cannot listen on {address}: {os.strerror(error.errno or 0)}"
         if error.errno == errno.EADDRINUSE:
-            why = f"{address} is taken by another program; choose another port with --port, or 0 for any free one"
+            why = (
+                f"{address} is taken by another program; choose another port with --port, "
+                "or 0 for any free one"
+            )
         raise ConfigError(why) from error

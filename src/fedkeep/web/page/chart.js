@@ -203,7 +203,7 @@ class Chart {
       ends[place].at = Math.max(ends[place].at, ends[place - 1].at + 14);
     const over = ends.length ? Math.max(0, last(ends).at - (this.box.top + this.box.height)) : 0;
     for (const { series, at } of ends) {
-      const name = series.name.length > NAME_LENGTH ? `${series.name.slice(0, NAME_LENGTH - 1)}…` : series.name;
+      const name = shortName(series.name, this.shown.map((other) => other.name), NAME_LENGTH);
       const x = Math.min(this.x(last(series.points).x), this.box.left + this.box.width) + 8;
       group.append(draw("text", { class: `c${series.colour}`, x, y: at - over, dy: "0.32em" }, name));
     }

@@ -61,3 +61,18 @@ function formatDuration(seconds) {
 function plural(count, one, many) {
   return `${formatCount(count)} ${count === 1 ? one : many}`;
 }
+
+/** A name in at most `length` letters: of names that begin alike, what tells them apart is kept. */
+function shortName(name, names, length) {
+  if (name.length <= length) return name;
+  const alike = names.filter((other) => other !== name && other.slice(0, length - 1) === name.slice(0, length - 1));
+  if (!alike.length) return `${name.slice(0, length - 1)}…`;
+  const common = alike.map((other) => {
+    let at = 0;
+    while (at < name.length && other[at] === name[at]) at += 1;
+    return at;
+  });
+  const start = Math.max(1, Math.min(Math.min(...common) - 2, name.length - length + 1));
+  const rest = name.slice(start);
+  return rest.length < length ? `…${rest}` : `…${rest.slice(0, length - 2)}…`;
+}

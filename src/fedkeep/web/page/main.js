@@ -12,6 +12,7 @@ const state = {
   shown: "values",
   other: "",
   words: [],
+  planned: 0,
   hidden: new Set(),
   method: null,
   key: null,
@@ -84,6 +85,7 @@ function deliver(update) {
   state.views = new Map(update.keys.filter((key) => known.has(key)).map((key) => [key, known.get(key)]));
   state.comparison = update.comparison;
   state.title = update.title;
+  state.planned = update.planned ?? 0;
   state.words = update.words ?? [];
   render();
 }
@@ -93,6 +95,9 @@ function tell(connection) {
   drawStatus();
 }
 
+/** Names of what fedkeep does where nothing is configured: the page opens on it. */
+const DEFAULTS = ["default", "gist-shared", "balanced-reservoir"];
+
 /** Keeps every choice valid as runs come and go. */
 function settle() {
   const groups = [...new Set([...state.views.values()].map(groupName))].sort();
@@ -101,7 +106,7 @@ function settle() {
   const methods = orderedMethods(views);
   if (!methods.includes(state.against))
     state.against = state.comparison.bases.find((base) => methods.includes(base)) ?? methods[0] ?? null;
-  if (!methods.includes(state.method)) state.method = methods[0] ?? null;
+  if (!methods.includes(state.method)) state.method = DEFAULTS.find((name) => methods.includes(name)) ?? methods[0] ?? null;
   if (state.views.get(state.key)?.method !== state.method || !views.some((view) => view.key === state.key))
     state.key = sameSeed(state.method);
   const view = state.views.get(state.key);
@@ -187,14 +192,15 @@ function drawStatus() {
   const views = [...state.views.values()];
   const going = views.filter((view) => stateOf(view) === "running").length;
   const finished = views.filter((view) => view.finished).length;
-  const done = finished === views.length && finished > 0;
+  const total = Math.max(views.length, state.planned);
+  const done = finished === total && finished > 0;
   const words = {
     live: going
-      ? `Live, ${going} of ${plural(views.length, "run", "runs")} going`
+      ? `Live, ${going} running, ${finished} of ${plural(total, "run", "runs")} finished`
       : done
-        ? `Finished, ${plural(views.length, "run", "runs")}`
+        ? `Finished, ${plural(total, "run", "runs")}`
         : views.length
-          ? `Stopped, ${finished} of ${plural(views.length, "run", "runs")} finished`
+          ? `Stopped, ${finished} of ${plural(total, "run", "runs")} finished`
           : "Waiting for a run",
     opening: "Connecting…",
     lost: "Reconnecting…",

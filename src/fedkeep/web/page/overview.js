@@ -170,12 +170,16 @@ class Overview {
 /** One method's row: its figures, how it stands to the chosen method, and how far it is. */
 function comparisonCells(method, row, place, views) {
   const own = views.filter((view) => view.method === method);
-  const value = (name) =>
-    row ? formatPercent(row.measures[name].mean, 2) + plusMinus(row.measures[name].half_width) : NONE;
-  const stands = place < 0 ? null : row?.differences[place]?.final;
+  const value = (name) => formatPercent(row.measures[name].mean, 2) + plusMinus(row.measures[name].half_width);
+  // Unfinished runs have no final accuracy: the curves show how far they are.
+  const final = (name) => (row?.finished ? value(name) : NONE);
+  const stands = place < 0 || !row?.finished ? null : row.differences[place]?.final;
   const lead = stands ? formatPoints(stands.mean, 2) + plusMinus(stands.half_width) : NONE;
-  const ratio = place < 0 || !row ? NONE : speedup(row.ratios[place]);
-  return [method, value("final"), value("best"), value("mean_accuracy"), lead, stands?.verdict ?? NONE, ratio, own.length, progress(own)];
+  const ratio = place < 0 || !row?.finished ? NONE : speedup(row.ratios[place]);
+  const finished = own.filter((view) => view.finished).length;
+  const seeds = finished === own.length ? own.length : `${finished} of ${own.length}`;
+  const figures = [final("final"), final("best"), final("mean_accuracy")];
+  return [method, ...figures, lead, stands?.verdict ?? NONE, ratio, seeds, progress(own)];
 }
 
 /** A verdict with a sign beside the word, anything else as it is. */

@@ -46,7 +46,7 @@ class Panels {
       tickFormat: tickPercent,
       fromZero: true,
     });
-    this.mending = make("div", { class: "card" });
+    this.correction = make("div", { class: "card" });
     this.failures = make("div", { class: "card" });
     this.privacy = make("div", { class: "card" });
     byId("panels").append(
@@ -56,7 +56,7 @@ class Panels {
       this.stale.node,
       this.store.node,
       this.gist.node,
-      this.mending,
+      this.correction,
       make("div", { class: "stack" }, this.failures, this.privacy),
     );
   }
@@ -105,15 +105,15 @@ class Panels {
         line("exchanged", 3, evaluations, "store_turnover", "6 4"),
       ],
     });
-    this.gist.node.hidden = this.mending.hidden = !gist.round.length;
+    this.gist.node.hidden = this.correction.hidden = !gist.round.length;
     this.gist.update({
       series: [
-        line("trust", 0, gist, "trust"),
-        line("likeness", 2, gist, "likeness", "6 4"),
-        line("reach", 1, gist, "reach", "2 3"),
+        line("correction weight", 0, gist, "trust"),
+        line("gradient correlation", 2, gist, "likeness", "6 4"),
+        line("correction norm", 1, gist, "reach", "2 3"),
       ],
     });
-    this.mending.replaceChildren(...mending(gist));
+    this.correction.replaceChildren(...correctionFigures(gist));
   }
 }
 
@@ -156,7 +156,7 @@ function tiles(view) {
     tile(
       "Lost",
       formatCount(totals.dropouts + refusedReports),
-      `${formatCount(totals.dropouts)} dropped, ${formatCount(refusedReports)} refused`,
+      `${formatCount(totals.dropouts)} dropped, ${formatCount(refusedReports)} rejected`,
     ),
     tile("Age of ĝ", formatNumber(last(activity.staleness)), "rounds"),
   ];
@@ -167,24 +167,24 @@ function tiles(view) {
 }
 
 /** What the gist does now, a figure and a sentence each. */
-function mending(gist) {
+function correctionFigures(gist) {
   const rows = [
-    ["Trust", formatPercent(last(gist.trust), 0), "How much of what the gist knows better than the store goes into each step."],
-    ["Likeness", formatPercent(last(gist.likeness), 0), "How alike a sample's gradients are under a device's old model and the new one: at 0 an old gist says nothing."],
-    ["Worth", `${formatNumber(last(gist.worth))} samples`, "How many samples it would take to know the stream as well as a device's gist does."],
-    ["Reach", formatPercent(last(gist.reach), 0), "How long the correction is beside the stored samples' own gradient: how far it moves a step."],
+    ["Correction weight", formatPercent(last(gist.trust), 0), "beta: the share of the difference between gist and store that is added to each step."],
+    ["Gradient correlation", formatPercent(last(gist.likeness), 0), "rho: between a sample's gradients under a device's old model and the new one; at 0 an old gist holds no information."],
+    ["Effective sample size", `${formatNumber(last(gist.worth))} samples`, "How many fresh samples would estimate the stream's gradient as well as the gist does."],
+    ["Correction norm", formatPercent(last(gist.reach), 0), "The length of the correction, relative to the stored samples' own gradient."],
   ].map(([name, value, means]) => make("li", {}, make("span", {}, name), make("b", {}, value), make("small", {}, means)));
   return [make("h3", {}, "What the gist does"), make("ul", { class: "reasons" }, rows)];
 }
 
-/** Dropouts and refused updates, by reason. */
+/** Dropouts and rejected updates, by reason. */
 function failures({ totals, refused_reports: refused, damaged }) {
   const counts = [
     ["dropped out", totals.dropouts],
-    ...Object.entries(refused).map(([reason, count]) => [`refused: ${reason}`, count]),
+    ...Object.entries(refused).map(([reason, count]) => [`rejected: ${reason}`, count]),
   ];
   if (damaged) counts.push(["damaged lines in the record", damaged]);
-  const head = make("h3", {}, "Dropouts and refused updates");
+  const head = make("h3", {}, "Dropouts and rejected updates");
   const of = `of ${plural(totals.participants, "participation", "participations")}`;
   if (counts.every(([, count]) => count === 0)) return [head, make("p", { class: "quiet" }, `None, ${of}.`)];
   const largest = Math.max(1, ...counts.map(([, count]) => count));

@@ -26,7 +26,7 @@ function isOde(method) {
 function orderedMethods(views) {
   const rank = (method) => (method === "ode" ? 0 : isOde(method) ? 1 : isRandom(method) ? 2 : 3);
   const methods = [...new Set(views.map((view) => view.method))];
-  return methods.sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
+  return methods.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b, "en", { numeric: true }));
 }
 
 /** A style per method that stays the same while methods come and go: colour, and dashes so that colour is not all. */

@@ -1,0 +1,150 @@
+"""One call from a data file to an advice: profile, trial, sentences, and files to use it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedkeep.advice.profile import DatasetProfile, describe
+from fedkeep.advice.trial import FIFO, Panel, Trial, capacities_within
+from fedkeep.advice.verdict import sentences
+from fedkeep.config.experiment import resolve
+from fedkeep.core.errors import FedkeepError
+from fedkeep.records import compare, read_runs
+from fedkeep.sim.assembly import build_learner, load_data
+from fedkeep.sim.sweep import Backend
+from fedkeep.tables import Table
+from fedkeep.web.report import html
+
+Tell = Callable[[str, float, float], None]
+"""Called with the stage, the share of the work done, and the estimated seconds left."""
+
+
+def _nothing(*_: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do: prints as its sentences."""
+
+    method: str
+    """The method to use, by its name in `fedkeep.config.methods.METHODS`."""
+    sentences: tuple[str, ...]
+    files: tuple[Path, ...]
+    """A page with the figures, an experiment that confirms the advice, and configurations."""
+    complete: bool
+    """Whether the trial came to its end."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def advise(
+    data: str | Path,
+    *,
+    bytes: int | None = None,  # noqa: A002 - the word of the command line
+    capacity: int = 10,
+    participation: float = 0.1,
+    minutes: float = 4.0,
+    shuffled: bool = False,
+    drift: float = 0.0,
+    device: str = "device",
+    label: str = "label",
+    time: str | None = None,
+    devices: int | None = None,
+    model: str = "softmax",
+    jobs: int | None = None,
+    backend: Backend = "local",
+    out: Path | str | None = None,
+    tell: Tell = _nothing,
+    announce: Callable[[str], None] = _nothing,
+) -> Advice:
+    """Say which method to use on data like the user's, by trying all of them.
+
+    Parameters
+    ----------
+    data : str or Path
+        A .csv, .parquet or .npz file, or `module:function`.
+    bytes : int, optional
+        The whole store of a device, to the byte, as in an agent's `store.budget`; it includes the
+        model, the gist and all metadata.
+    capacity : int
+        Or the store in samples.
+    participation : float
+        The share of devices that takes part in a round.
+    minutes : float
+        The time limit.
+    shuffled : bool
+        The order of the rows is not time: samples arrive in random order.
+    drift : float
+        Strength of a simulated label shift, 0 to 1.
+    device, label, time : str
+        The columns of the device, the label and the time.
+    devices : int, optional
+        Divide the samples among so many devices, if the data names none.
+    model : str
+        `softmax`, `mlp`, or `module:factory`.
+    jobs : int, optional
+        Runs at a time; by default one a processor.
+    backend : {"local", "ray"}
+        Where runs are played.
+    out : Path or str, optional
+        Where everything goes; by default `advice/NAME`.
+    tell, announce : callable
+        Called with the progress, and with what is tried.
+
+    Raises
+    ------
+    ConfigError
+        If an option is not valid, or the bytes hold no sample.
+    FedkeepError
+        If the time was over before any run had ended.
+    """
+    source = str(data)
+    folder = Path(out) if out is not None else folder_of(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
+    task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
+    task |= {"time": time} if time is not None else {}
+    if devices is not None:
+        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
+    experiment = resolve({"task": task, "policy": {"name": "fifo"}})
+    federation = load_data(experiment.task, experiment.seed)
+    profile = DatasetProfile(federation)
+    # Two vectors of the model's length: the gist, and the mean of what arrived since.
+    gist_bytes = 2 * 4 * build_learner(experiment, federation).gradient_size
+    capacities = {} if bytes is None else capacities_within(bytes, federation)
+    panel = Panel(
+        task,
+        capacities.get(FIFO, capacity),
+        participation,
+        100,
+        {"shuffle": shuffled, "drift": drift},
+        capacities=capacities,
+        budget=bytes,
+    )
+    resolve(panel.table(FIFO, 0))  # an invalid option is named before anything is measured
+    announce(f"{describe(profile)} Trying the methods with {panel.capacity} of them a device.")
+    trial = Trial(panel, folder, 60 * minutes, jobs or os.cpu_count() or 1, tell, backend)
+    complete = trial.run()
+    if not trial.finals:
+        raise FedkeepError(
+            f"stopped before any run had ended: the same call goes on from there ({folder}), with "
+            "more minutes it gets further"
+        )
+    found = sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)
+    method = trial.recommended()
+    first_seed = max(max(runs) for runs in trial.finals.values()) + 1
+    files = trial.panel.write_files(folder, method, federation, first_seed)
+    runs = [run for run in read_runs(folder / "runs") if run.end is not None]
+    page = folder / "advice.html"
+    title = f"Advice on {Path(source).name}"
+    page.write_text(html(runs, compare(runs), title, found), encoding="utf-8")
+    (folder / "advice.txt").write_text("\n".join([*found, ""]), encoding="utf-8")
+    return Advice(method, tuple(found), (*files, page), complete)
+
+
+def folder_of(data: str) -> Path:
+    """Return where the advice on a file or function goes unless told otherwise."""
+    return Path("advice") / Path(data.partition(":")[0]).stem
