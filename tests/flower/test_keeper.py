@@ -32,14 +32,18 @@ def arrivals(node: int, round_: int, n: int = 40) -> tuple[np.ndarray, np.ndarra
     return CENTRES[y] + rng.normal(size=(n, 5)).astype(np.float32), y
 
 
-def make_app(capacity: int = 9, directory: str | None = None) -> ClientApp:
+def make_app(
+    capacity: int = 9, directory: str | None = None, preset: str = "default"
+) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
         model = net()
         model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
-        with Keeper.open(context, net, capacity, directory=directory) as keeper:
+        with Keeper.open(
+            context, net, capacity, directory=directory, preset=preset
+        ) as keeper:
             keeper.offer(*arrivals(context.node_id, int(msg.content["config"]["server-round"])))
             keeper.sync(msg)
             kept = keeper.samples()
@@ -570,7 +574,7 @@ Forge = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def attacked(forge: Forge, **options: Any) -> tuple[Result, list[MetricRecord]]:
     """Eight rounds of nine nodes; the last sends what `forge` makes of model and update."""
-    honest = make_app()
+    honest = make_app(preset=options.get("preset", "default"))
 
     def byzantine(message: Message, context: Context) -> Message:
         sent = {n: a.numpy() for n, a in message.content["arrays"].items()}  # type: ignore[union-attr]
