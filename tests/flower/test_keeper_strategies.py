@@ -41,9 +41,9 @@ def arrivals(node: int, round_: int) -> tuple[np.ndarray, np.ndarray]:
 
 def make_app(*client_mods: Any, preset: str = "default", with_keeper: bool = True) -> ClientApp:
     """An app as Flower's quickstart has it, with a Keeper; evaluation by accuracy."""
-    app = ClientApp(mods=list(client_mods))
+    app = ClientApp()
 
-    @app.train()
+    @app.train(mods=list(client_mods))  # for the app as a whole, mods would run in evaluations, too
     def train(msg: Message, context: Context) -> Message:
         model = net()
         model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
@@ -63,7 +63,7 @@ def make_app(*client_mods: Any, preset: str = "default", with_keeper: bool = Tru
             optimizer.step()
         if with_keeper:
             records = dict(keeper.records())
-        metrics = MetricRecord({"num-examples": len(y), "train-loss": float(loss)})
+        metrics = MetricRecord({"num-examples": len(y), "train-loss": loss.item()})
         content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics, **records}
         return Message(RecordDict(content), reply_to=msg)
 
@@ -135,7 +135,7 @@ def test_every_strategy_trains_three_rounds_and_gradients_go_round(name: str) ->
     train = result.train_metrics_clientapp
     assert sorted(train) == [1, 2, 3]
     assert {train[n]["keeper-errors"] for n in train} == {0}
-    assert all(int(str(train[n]["keeper-estimates"])) >= NODES - 1 for n in (2, 3))
+    assert all(int(str(train[n]["keeper-estimates"])) >= NODES // 2 for n in (2, 3))
     assert not np.array_equal(weights(result.arrays), weights(ArrayRecord(net().state_dict())))
 
 
@@ -189,7 +189,7 @@ def compressed(msg: Message, context: Context, call_next: Any) -> Message:
     ids=["LocalDpMod", "arrays_size_mod", "message_size_mod", "compression"],
 )
 def test_every_client_mod_lets_a_keeper_through(client_mod: Any) -> None:
-    result = play(KeeperStrategy(FedAvg()), make_app(client_mod))
+    result = play(KeeperStrategy(FedAvg(), deadline=5.0), make_app(client_mod))
     train, evaluated = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     assert {train[n]["keeper-errors"] for n in train} == {0}
     assert train[3]["keeper-estimates"] == NODES
@@ -226,7 +226,7 @@ def test_secagg_is_refused_in_a_sentence(caplog: pytest.LogCaptureFixture) -> No
     result = play(KeeperStrategy(FedAvg(fraction_evaluate=0.0)), make_app(secaggplus_mod))
     assert "take secaggplus_mod out" in caplog.text
     assert "every client failed; nothing was learnt" in caplog.text
-    assert np.array_equal(weights(result.arrays), weights(ArrayRecord(net().state_dict())))
+    assert not result.arrays, "nothing was merged"
 
 
 def test_errors_of_clients_are_counted_and_named_and_not_waited_for(
@@ -274,7 +274,7 @@ def test_each_node_is_told_of_its_own_gradient() -> None:
 def test_contradictory_presets_are_refused_by_the_keeper(caplog: pytest.LogCaptureFixture) -> None:
     result = play(KeeperStrategy(FedAvg(fraction_evaluate=0.0), preset="paper"), make_app())
     assert "the strategy's preset is 'paper', this keeper's is 'default'" in caplog.text
-    assert np.array_equal(weights(result.arrays), weights(ArrayRecord(net().state_dict())))
+    assert not result.arrays, "nothing was merged"
 
 
 def test_clients_without_a_keeper_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,9 @@ _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
 _WAITING_SECONDS = 60.0
 """Between two lines about nodes that have not replied."""
+_QUIET_SECONDS, _QUIET_RATIO = 300.0, 10.0
+"""Once everyone has replied in time, no exchange is waited for longer than this, or than so many
+times the slowest: Flower loses replies that one of its mods made of a reply."""
 
 
 class PendingRequest(NamedTuple):
@@ -129,6 +132,8 @@ class PromptGrid:
     ) -> None:
         self._grid, self._deadline = grid, math.inf if deadline is None else deadline
         self._tally = np.zeros(2, dtype=np.int64) if tally is None else tally
+        self._longest: float | None = None
+        """Seconds that the slowest exchange took to which everyone replied."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -151,7 +156,16 @@ class PromptGrid:
         exchange = Exchange(self._grid, tally=self._tally, meanwhile=report_waiting)
         exchange.send(messages, 0)
         patience = min(self._deadline, math.inf if timeout is None else timeout)
-        return [reply for _, reply in exchange.collect(patience, lambda: not exchange.asked)]
+        if self._longest is not None:
+            patience = min(patience, max(_QUIET_SECONDS, _QUIET_RATIO * self._longest))
+        replies = [reply for _, reply in exchange.collect(patience, lambda: not exchange.asked)]
+        if exchange.asked:
+            lost = sorted(asked.node for asked in exchange.asked.values())
+            words = (len(lost), time.monotonic() - began, lost[:5])
+            log.error("no reply from %d nodes within %.0f s, such as %s: given up", *words)
+        else:
+            self._longest = max(self._longest or 0.0, time.monotonic() - began)
+        return replies
 
 
 def _pull(grid: Grid, message_ids: Sequence[str]) -> Future[list[Message]]:

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.aggregation.pipeline import UpdatePipeline
-from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.rounds import Rejection

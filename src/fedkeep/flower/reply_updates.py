@@ -39,6 +39,11 @@ class ModelLayout:
         self._forms = {name: (array.shape, array.dtype) for name, array in found.items()}
         self._parameters = [name for name, array in found.items() if _is_parameter(name, array)]
 
+    @property
+    def has_parameters(self) -> bool:
+        """Whether any array of the model is trained."""
+        return bool(self._parameters)
+
     def fits(self, record: ArrayRecord) -> bool:
         """Say whether a record has the arrays of this model."""
         return set(record) == set(self._forms)
@@ -137,8 +142,11 @@ def updates_in(
 ) -> Mapping[int, ReplyUpdate]:
     """Return the updates of the replies by their nodes.
 
-    Empty if most replies hold something else than the model: an app that trains a part of it.
+    Empty if most replies hold something else than the model: an app that trains a part of it. Empty
+    also where the model has no parameters: boosted trees travel as bytes, which may be of any length.
     """
+    if not layout.has_parameters:
+        return {}
     sent = [reply for reply in replies if not reply.has_error()]
     updates = {
         reply.metadata.src_node_id: ReplyUpdate(reply, layout, weight_key)
