@@ -32,18 +32,14 @@ def arrivals(node: int, round_: int, n: int = 40) -> tuple[np.ndarray, np.ndarra
     return CENTRES[y] + rng.normal(size=(n, 5)).astype(np.float32), y
 
 
-def make_app(
-    capacity: int = 9, directory: str | None = None, preset: str = "default"
-) -> ClientApp:
+def make_app(capacity: int = 9, directory: str | None = None, preset: str = "default") -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
         model = net()
         model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
-        with Keeper.open(
-            context, net, capacity, directory=directory, preset=preset
-        ) as keeper:
+        with Keeper.open(context, net, capacity, directory=directory, preset=preset) as keeper:
             keeper.offer(*arrivals(context.node_id, int(msg.content["config"]["server-round"])))
             keeper.sync(msg)
             kept = keeper.samples()

@@ -105,11 +105,9 @@ INNER: dict[str, Callable[[], Strategy]] = {
             FedAvg(), 0.01, NODES, clipped_count_stddev=0.1
         )
     ),
-    "DifferentialPrivacyClientSideFixedClipping": lambda: (
-        FixedClipping(FedAvg(), 0.01, 5.0, NODES)
-    ),
-    "DifferentialPrivacyClientSideAdaptiveClipping": lambda: (
-        AdaptiveClipping(FedAvg(), 0.01, NODES, clipped_count_stddev=0.1)
+    "DifferentialPrivacyClientSideFixedClipping": lambda: FixedClipping(FedAvg(), 0.01, 5.0, NODES),
+    "DifferentialPrivacyClientSideAdaptiveClipping": lambda: AdaptiveClipping(
+        FedAvg(), 0.01, NODES, clipped_count_stddev=0.1
     ),
 }
 """How a strategy is made where it needs more than nothing."""
@@ -293,7 +291,9 @@ def test_each_run_has_a_record_of_its_own_and_nothing_is_shown_that_was_not_coun
 ) -> None:
     for _ in range(2):
         play(KeeperStrategy(FedAvg(), records=str(tmp_path)), make_app())
-    runs = [read_run(path) for path in sorted(tmp_path.glob("*.jsonl")) if "timing" not in path.name]
+    runs = [
+        read_run(path) for path in sorted(tmp_path.glob("*.jsonl")) if "timing" not in path.name
+    ]
     assert [run.header.run for run in runs] == ["run-2", "run"] or len(runs) == 2
     rounds = runs[0].of(Round)
     assert sum(line.kept for line in rounds) == NODES * 6

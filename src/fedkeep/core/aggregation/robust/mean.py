@@ -69,7 +69,9 @@ class RobustMean(Aggregator):
         if not counted:
             return dict(reports), ()
         devices, senders = list(counted), list(counted.values())
-        updates = np.array([r.model.astype(np.float64) - model for r in senders])
+        updates: FloatArray = np.empty((len(senders), len(model)))
+        for row, report in zip(updates, senders, strict=True):
+            np.subtract(report.model, model, out=row, dtype=np.float64)
 
         inconsistent = inconsistent_gradients(senders, updates)
 
