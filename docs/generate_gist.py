@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
 from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gradients.layout import whole_layout
 from fedkeep.core.types import FloatArray, Vector
 
 PAGE = Path(__file__).with_name("gist.md")
@@ -73,8 +74,8 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
-        kept, window, np.ones(1), None, moved=True
+    mending = Gist(GistOptions("local", label_matching=False), whole_layout(2), 1).correct(
+        kept, window, np.ones(1), None, np.ones(2, dtype=np.float32)
     )
     assert mending.vector is not None
     return Case(old, new, mending.vector.astype(np.float64))
