@@ -51,7 +51,8 @@ deadline = 30.0
 evaluate_every = 1
 """
 _AGENT = """\
-# A device of this fleet. Put your own source, samples and model here; fleet.toml must say the same of the last two.
+# A device of this fleet. Put your own source, samples and model here;
+# fleet.toml must say the same of the last two.
 [agent]
 socket = "{home}/agent.sock"
 

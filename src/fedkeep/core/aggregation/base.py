@@ -167,7 +167,9 @@ class UpdateRule(Aggregator):
         if not counted:
             return model
         start = model.astype(np.float64)
-        vectors = np.stack([r.model.astype(np.float64) - start for r in counted])
+        vectors: FloatArray = np.empty((len(counted), len(model)))
+        for row, report in zip(vectors, counted, strict=True):
+            np.subtract(report.model, start, out=row, dtype=np.float64)
         weights = np.array([r.weight for r in counted])
         steps = np.array([r.steps for r in counted], dtype=np.float64)
         step = self.step(RoundUpdates(vectors, weights / weights.sum(), steps))
