@@ -59,7 +59,7 @@ socket = "{home}/agent.sock"
 {samples}
 [store]
 path = "{home}/samples.store"
-budget = 250000
+budget = 98304
 
 [[source]]
 kind = "iterator"
