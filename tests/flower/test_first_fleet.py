@@ -79,7 +79,7 @@ def test_a_taken_port_is_named_with_its_process_before_anything_starts(tmp_path:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"the page, is taken by process {os.getpid()} "):
             fleet.start(free_port(), port)
-        with pytest.raises(ConfigError, match="the server, is taken by .* --port"):
+        with pytest.raises(ConfigError, match=r"the server, is taken by .* --port"):
             fleet.start(port, free_port())
     assert fleet.services() == {}
     assert not (fleet.root / "fleet.log").exists()

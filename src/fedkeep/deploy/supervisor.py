@@ -48,7 +48,7 @@ class _Process:
         """Whether it is time to start it, or to start it again."""
         if not self.ended or self.begun is None:
             return self.ended
-        pause = min(_SHORTEST_PAUSE * 2 ** max(0, self.quick_ends - 1), _LONGEST_PAUSE)
+        pause = min(_SHORTEST_PAUSE * 2.0 ** max(0, self.quick_ends - 1), _LONGEST_PAUSE)
         return now - self.begun > pause
 
 
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> int:
         try:
             Supervisor(Path(arguments[0]), int(arguments[1]), int(arguments[2])).run()
         except FedkeepError as error:
-            log.error("%s", error)  # noqa: TRY400 - a sentence for whoever started it
+            log.error("%s", error)
             return 2
     log.info("the fleet is stopped")
     return 0
