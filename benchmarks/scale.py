@@ -212,7 +212,8 @@ def main() -> None:
         key = f"merge_{length}_seconds"
         figures[key] = merge_seconds(devices, devices // 20, length)
         print(
-            f"merging {devices // 20} of {devices} estimates of {length}: {figures[key]:.2f} s of the processor"
+            f"merging {devices // 20} of {devices} estimates of {length}:"
+            f" {figures[key]:.2f} s of the processor"
         )
     parameters = 100_000 if options.quick else 1_000_000
     fleet = played_alone(1_000, parameters, 50)

@@ -1,6 +1,6 @@
-"""Writes the picture of docs/gist.md, and its table of options, from the code; a test fails when they are stale.
+"""Writes the picture and the table of options of docs/gist.md; a test fails if they are stale.
 
-The picture is a small case worked out: sixty gradients of two numbers each, of which a store keeps five.
+The picture is a worked case: sixty gradients of two numbers each, of which a store keeps five.
 """
 
 import re
@@ -21,14 +21,22 @@ OPTIONS = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end of options -->)", r
 ARRIVALS, KEPT, SEED = 60, 5, 47
 WIDTH, HEIGHT, PANEL, SCALE = 780, 330, 250, 42.0
 STYLE = (
-    "text{font:13px sans-serif;fill:#333}.head{font-weight:bold;font-size:14px}.small{font-size:12px}"
-    ".gone{fill:#999;fill-opacity:.45}.ghost{fill:none;stroke:#999;stroke-opacity:.5}.kept{fill:#268bd2}"
-    ".store{fill:#268bd2;stroke:#fff}.gist{fill:#d33682;stroke:#fff}.truth{fill:none;stroke:#d33682;stroke-width:2}"
-    ".mended{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}.tip{fill:#d33682}"
-    ".way{stroke:#999;stroke-width:1.5;fill:none}.waytip{fill:#999}.box{fill:none;stroke:#999;stroke-opacity:.6}"
+    "text{font:13px sans-serif;fill:#333}"
+    ".head{font-weight:bold;font-size:14px}.small{font-size:12px}"
+    ".gone{fill:#999;fill-opacity:.45}.ghost{fill:none;stroke:#999;stroke-opacity:.5}"
+    ".kept{fill:#268bd2}"
+    ".store{fill:#268bd2;stroke:#fff}.gist{fill:#d33682;stroke:#fff}"
+    ".truth{fill:none;stroke:#d33682;stroke-width:2}"
+    ".corrected{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}"
+    ".tip{fill:#d33682}"
+    ".way{stroke:#999;stroke-width:1.5;fill:none}.waytip{fill:#999}"
+    ".box{fill:none;stroke:#999;stroke-opacity:.6}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
-TITLE = "A store of five samples is off; the gist of all sixty says by how much, and the next step is mended by that"
+TITLE = (
+    "A store of five samples is off; the gist of all sixty says by how much, "
+    "and the next step is corrected by that"
+)
 
 
 class Given:
@@ -54,7 +62,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Case:
-    """Every arrival's gradient under the old model and the new, and what the gist adds to the store's."""
+    """Every arrival's gradient under the old and the new model, and the gist's correction."""
 
     old: FloatArray
     new: FloatArray
@@ -66,7 +74,7 @@ class Case:
 
 
 def case() -> Case:
-    """The first samples are those that were kept; the new model moves all gradients, each a little differently."""
+    """The first samples are the kept ones; the new model moves all gradients, not quite alike."""
     rng = np.random.default_rng(SEED)
     old = rng.standard_normal((ARRIVALS, 2))
     new = 0.9 * old + np.array([0.35, -0.25]) + 0.3 * rng.standard_normal((ARRIVALS, 2))
@@ -74,18 +82,20 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", label_matching=False), whole_layout(2), 1).correct(
+    correction = Gist(GistOptions("local", label_matching=False), whole_layout(2), 1).correct(
         kept, window, np.ones(1), None, np.ones(2, dtype=np.float32)
     )
-    assert mending.vector is not None
-    return Case(old, new, mending.vector.astype(np.float64))
+    assert correction.vector is not None
+    return Case(old, new, correction.vector.astype(np.float64))
 
 
 def picture() -> str:
     """The whole picture."""
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">'
     tips = "".join(
-        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="4.5" markerHeight="4.5" orient="auto">'
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4"'
+        ' markerWidth="4.5" markerHeight="4.5" orient="auto">'
         f'<path class="{name}" d="M0 0L8 4L0 8z"/></marker>'
         for name in ("tip", "waytip")
     )
@@ -105,7 +115,7 @@ def _stream() -> list[str]:
     ]
     slots = [f'<circle class="kept" cx="{39 + 15 * i}" cy="240" r="5"/>' for i in range(KEPT)]
     return [
-        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and room for {KEPT}"),
+        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and {KEPT} slots"),
         *dots,
         *(f'<path class="way" d="M{x} 158V216" marker-end="url(#waytip)"/>' for x in (69, 185)),
         f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stay</text>',
@@ -116,7 +126,8 @@ def _stream() -> list[str]:
         '<text x="69" y="276" text-anchor="middle">the store</text>',
         '<text x="185" y="276" text-anchor="middle">the gist:</text>',
         '<text class="small" x="185" y="293" text-anchor="middle">their mean gradient</text>',
-        f'<text class="small" x="69" y="293" text-anchor="middle">{ARRIVALS - KEPT} are gone</text>',
+        '<text class="small" x="69" y="293" text-anchor="middle">'
+        f"{ARRIVALS - KEPT} are gone</text>",
     ]
 
 
@@ -130,9 +141,7 @@ def _before(worked: Case) -> list[str]:
         _arrow(1, store, whole),
         _square(*_at(1, store)),
         _diamond(*_at(1, whole), "gist"),
-        *_legend(
-            1, _square(0, 0), "what the five say", _diamond(0, 0, "gist"), "what all sixty said"
-        ),
+        *_legend(1, _square(0, 0), "mean of the five", _diamond(0, 0, "gist"), "mean of all sixty"),
     ]
 
 
@@ -140,7 +149,7 @@ def _after(worked: Case) -> list[str]:
     """Panel 3: the same arrow, a little shorter, under the model that comes next."""
     _, store = worked.stored_mean
     return [
-        *_words(2, "3. So mend the step", "the new model moves all much alike"),
+        *_words(2, "3. So correct the step", "the new model moves all much alike"),
         *_cloud(2, worked.new, "ghost"),
         _diamond(*_at(2, worked.new.mean(axis=0)), "truth"),
         _arrow(2, store, store + worked.correction),
@@ -203,7 +212,7 @@ def _square(x: float, y: float) -> str:
 
 
 def _circle(x: float, y: float) -> str:
-    return f'<circle class="mended" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
+    return f'<circle class="corrected" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
 
 
 def _diamond(x: float, y: float, sign: str) -> str:

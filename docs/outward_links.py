@@ -1,4 +1,4 @@
-"""Links from the pages to files of the repository, which the site does not hold: there they are plain text."""
+"""Turns links from pages to repository files that the site does not hold into plain text."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Docstrings are written for those who read the code: here Markdown learns to show them as they were meant."""
+"""Shows docstrings, which are written as plain text, as Markdown."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""RESULTS.md and RESULTS.html: every table of the paper with our numbers beside it, and what has not run.
+"""RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run.
 
 And the README's table, from results/arena.json; a test fails when it is stale.
 """
@@ -16,7 +16,7 @@ from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
-from lab.suite import read_programme
+from lab.suite import read_suite
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -33,13 +33,15 @@ _COSTS = {
 }
 """What Table 3 measures: its title, and what the paper's table of it is called."""
 _INTRODUCTION = (
-    "Written by `python experiments/reproduce.py report` from `experiments/results/` and `experiments/paper.toml`; "
-    "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
-    "percent, ± half of its 95 % interval (Student's t). 'Over FIFO' is the mean difference seed by seed with its "
-    "interval: both methods saw the same data in the same order, so it tells more than the two intervals apart. "
-    "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, the geometric mean "
-    "over the seeds that got there ('-': none did). In brackets what the paper reports. 'Paper' settings and where "
-    "they come from: docs/deviations.md; what it all means: docs/findings.md."
+    "Written by `python experiments/reproduce.py report` from `experiments/results/` and "
+    "`experiments/paper.toml`; nothing here is typed by hand. Accuracy is the mean over seeds of "
+    "the mean of the last five evaluations, in percent, ± half of its 95 % interval (Student's t). "
+    "'Over FIFO' is the mean difference seed by seed with its interval: both methods saw the same "
+    "data in the same order, so it tells more than the two intervals apart. "
+    "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, "
+    "the geometric mean over the seeds that got there ('-': none did). In brackets what the paper "
+    "reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
+    "docs/findings.md."
 )
 README_TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
 _README_METHODS = {
@@ -65,10 +67,13 @@ _README_TASKS = {
     "audio-mnist": "spoken digits",
     "audio-mnist-5": "spoken digits, five slots",
 }
-_README_NOTE = """Accuracy in percent at the task's learning rate, ± half of the 95 % interval; 100 to 300 rounds. Each
-method at its own best rate, paired differences, worst devices and rarest labels: [RESULTS](experiments/RESULTS.md).
-Where the interval of a difference holds 0, nothing is decided.
-"""
+_README_NOTE = (
+    "Accuracy in percent at the task's learning rate, ± half of the 95 % interval; "
+    "100 to 300 rounds. Each\n"
+    "method at its own best rate, paired differences, worst devices and rarest labels: "
+    "[RESULTS](experiments/RESULTS.md).\n"
+    "Where the interval of a difference holds 0, nothing is decided.\n"
+)
 
 
 def write_readme(readme: Path, results: Path) -> None:
@@ -88,9 +93,8 @@ def readme_table(results: Path) -> str:
     ):
         cells = [in_words(found.get(method, {}).get("shared_rate")) for method in methods]
         seeds = sorted({row["seeds"] for method, row in found.items() if method in methods})
-        lines.append(
-            f"| {title} | {' | '.join(cells)} | {'-'.join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))} |\n"
-        )
+        span = "-".join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))
+        lines.append(f"| {title} | {' | '.join(cells)} | {span} |\n")
     if not lines:
         return "\nNo full run is committed yet: `make reproduce` makes them.\n\n"
     head = (
@@ -120,7 +124,7 @@ def write_results(experiments: Path, results: Path, out: Path) -> None:
 def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield f"# {TITLE}"
     arena = Findings(
-        read_programme(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
+        read_suite(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
     )
     yield from opening(results.figures, arena)
     yield "## When it helps"
@@ -244,7 +248,8 @@ def _scale(name: str, results: Results) -> str:
     for method in results.methods(name):
         own = sorted({curve.seed for curve in summary.curves if curve.method == method})
         fewer += f"; {method} only with {', '.join(map(str, own))}" if own != seeds else ""
-    return f"seeds {', '.join(map(str, seeds))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
+    played = ", ".join(map(str, rounds))
+    return f"seeds {', '.join(map(str, seeds))}{fewer}; {played} rounds{reduced}{short}"
 
 
 def _programs(results: Results) -> Iterator[Block]:
@@ -283,7 +288,10 @@ def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
 
 def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     tasks = figures["tasks"]
-    yield "Correlation (Pearson) between the values of the same samples at two rounds, and the terms' ratio:"
+    yield (
+        "Correlation (Pearson) between the values of the same samples at two rounds, "
+        "and the terms' ratio:"
+    )
     for task, row in tasks.items():
         rounds = [f"round {r}" for r in row["rounds"]]
         lines = [
@@ -293,7 +301,10 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
         for key, name in (("term2_over_term1", "weighted"), ("term2_over_term1_raw", "bare")):
             lines.append((f"term 2 over term 1, {name}", *map("{:.3g}".format, row[key])))
         yield sheet((task, *rounds), lines)
-    yield "One-step values of eight samples, their correlation with what they stand for, over 20 draws:"
+    yield (
+        "One-step values of eight samples, their correlation with what they stand for, "
+        "over 20 draws:"
+    )
     ahead = {
         task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"])
         for task, row in tasks.items()
@@ -304,9 +315,10 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     )
     yield sheet(("task", "leave-one-out", "exact Shapley"), rows)
     yield (
-        f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, against that over all of them, "
-        "at the worst of these rounds: its error against the gradient's length, the cosine between the two, and the "
-        "correlation of the values that they give:"
+        f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, "
+        "against that over all of them, at the worst of these rounds: its error against "
+        "the gradient's length, the cosine between the two, and the correlation of the "
+        "values that they give:"
     )
     subsets = []
     for task, found in ((task, row["exact_on_a_subset"]) for task, row in tasks.items()):

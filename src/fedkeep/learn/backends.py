@@ -292,7 +292,7 @@ class FactoredMeasurements(BatchMeasurements):
 
     def inner(self, other: PerSampleGradients) -> Scores:
         """Multiply each sample's gradient by its gradient in other measurements."""
-        theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
+        theirs = self if other is self else of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
         return _summed(
             mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True)
         )
@@ -312,6 +312,7 @@ class FactoredMeasurements(BatchMeasurements):
         return gradient
 
     def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        """Return the weighted mean gradient as a sketch of this layout."""
         shares = (weights / max(1, self._n)).astype(np.float32)
         numbers = np.empty(layout.size, dtype=np.float32)
         blocks, parts = list(layout.blocks), list(layout.parts)
@@ -349,8 +350,16 @@ class TracedMeasurements(FactoredMeasurements):
         return activations[self._c, : self._n].copy()
 
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
-        layers = [self._trace.head] if wanted == 1 else self._trace.valued
-        return [factors.of(self._c, self._n) for factors in layers]
+        return [self._head] if wanted == 1 else self._valued
+
+    @cached_property
+    def _head(self) -> Outer:
+        head: Outer = self._trace.head
+        return head.of(self._c, self._n)
+
+    @cached_property
+    def _valued(self) -> list[Outer]:
+        return [factors.of(self._c, self._n) for factors in self._trace.valued]
 
 
 class ChunkedMeasurements(BatchMeasurements):
@@ -397,6 +406,7 @@ class ChunkedMeasurements(BatchMeasurements):
         return total
 
     def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        """Return the weighted mean gradient of all pieces as a sketch of this layout."""
         total = np.zeros(layout.size, dtype=np.float32)
         for piece, part in zip(self._pieces(), self._parts, strict=True):
             own = weights[part]

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar, dataclass_transform
 import numpy as np
 
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
+from fedkeep.core.aggregation.rows import stacked_updates
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import Registry
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
@@ -167,9 +168,7 @@ class UpdateRule(Aggregator):
         if not counted:
             return model
         start = model.astype(np.float64)
-        vectors: FloatArray = np.empty((len(counted), len(model)))
-        for row, report in zip(vectors, counted, strict=True):
-            np.subtract(report.model, start, out=row, dtype=np.float64)
+        vectors = stacked_updates(model, counted)
         weights = np.array([r.weight for r in counted])
         steps = np.array([r.steps for r in counted], dtype=np.float64)
         step = self.step(RoundUpdates(vectors, weights / weights.sum(), steps))
