@@ -1,20 +1,39 @@
-"""What a large fleet costs the server.
+"""What a large fleet costs the server: memory, its saved state, and time per round.
 
-Memory per device of the kept g_hat_c, and time per round to merge them. Measured on a fleet small
-enough for a laptop. Memory grows with the devices and with the length of an estimate, so a million
-follows by multiplication (docs/scale.md).
+The real strategy plays rounds over a real state store with simulated clients: 1,000 devices, a
+model of a million parameters, 50 participants a round, by default in a process of its own so that
+its peak is that of nothing else. Larger fleets are computed from two sizes: what grows with the
+devices is what the plan and the profiles take (docs/scale.md).
 """
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
+from typing import Any
 
 import numpy as np
+from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
+from fedkeep.config.agreement import agreement_of
+from fedkeep.config.method import parse_fleet
 from fedkeep.core.gradients import Estimate, IncrementalEstimator
+from fedkeep.core.types import Profile, Report
+from fedkeep.flower import codec
+from fedkeep.flower.rounds import RoundOptions
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.learn.models import learner_for
+from fedkeep.protocol.messages import Participate, Profiled, Reported
 
 MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "softmax, 60 features, 10 labels": ("softmax", (60,), 10),
@@ -57,11 +76,129 @@ def merge_seconds(devices: int, participants: int, length: int) -> float:
     return process_time() - started
 
 
+_REPLIES_AT_ONCE = 4
+"""Per request for replies, as they come over a network; Flower's grid has eight under way."""
+
+
+class SimulatedClients(Grid):
+    """A grid whose nodes make up their replies when they are fetched: clients without memory."""
+
+    def __init__(self, devices: int, parameters: int, labels: int, agreement: dict[str, str]):
+        self._nodes = [
+            NodeInfo(node_id=1000 + n, public_key=f"key {n}".encode()) for n in range(devices)
+        ]
+        self._agreement, self._labels = agreement, labels
+        self._draw = np.random.default_rng(0)
+        self._update = 0.001 * self._draw.standard_normal(parameters).astype(np.float32)
+        self._asked: dict[str, Message] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def set_run(self, run: Any) -> None:
+        """There is one run."""
+
+    @property
+    def run(self) -> Any:
+        """There is none with a number."""
+        raise AttributeError("simulated clients have no run")
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        """Nobody asks for this."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        """All are online."""
+        return [node.node_id for node in self._nodes]
+
+    def get_nodes(self) -> list[NodeInfo]:
+        """All are online."""
+        return self._nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Remember what is asked."""
+        ids = []
+        for message in messages:
+            ids.append(f"message-{id(message)}-{message.metadata.dst_node_id}")
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            self._asked[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Reply to a few at a time, as a network would."""
+        ids = [key for key in message_ids if key in self._asked][:_REPLIES_AT_ONCE]
+        return [self._reply(self._asked.pop(key)) for key in ids]
+
+    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> list[Message]:
+        """Nobody asks for this."""
+        raise NotImplementedError
+
+    def _reply(self, message: Message) -> Message:
+        number = message.metadata.dst_node_id - 1000
+        if message.metadata.message_type == codec.PROFILE:
+            profile = Profile(50, self._draw.uniform(1, 5, self._labels))
+            content = codec.encode(Profiled(profile, number, f"device {number}", self._agreement))
+        else:
+            order = codec.decode(message.content, Participate).order
+            noise = np.float32(self._draw.standard_normal())
+            model = order.model + self._update * noise
+            report = Report(order.round, model, 50.0, 5, 50, self._update * (1 + noise / 10), 50)
+            content = codec.encode(Reported(report))
+        return Message(content, reply_to=message)
+
+
+def play(devices: int, parameters: int, participants: int, rounds: int = 3) -> dict[str, float]:
+    """Play rounds with the real strategy and a real store; return peak, sizes and times."""
+    labels = 10
+    spec = parse_fleet(
+        {
+            "samples": {"shape": [parameters // labels - 1], "labels": labels},
+            "model": {"name": "softmax"},
+            "train": {"participation": participants / devices},
+        }
+    )
+    agreement = agreement_of(spec, spec.regions.count)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "state.db"
+        options = RoundOptions(
+            participants / devices, over_selection=1.0, deadline=600.0, min_devices=devices
+        )
+        strategy = FedkeepStrategy(spec.server(), options, StateStore(str(file), "scale"))
+        grid = SimulatedClients(devices, len(strategy.server.model), labels, agreement)
+        seconds = []
+        before = process_time()
+        for outcome in strategy.rounds(grid, rounds):
+            accepted = len(outcome.summary.accepted)
+            assert accepted == participants, (accepted, outcome.rejections, outcome.summary.missing)
+            seconds.append(process_time() - before)
+            before = process_time()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {
+            "devices": devices,
+            "parameters": len(strategy.server.model),
+            "peak_bytes": peak,
+            "state_bytes": file.stat().st_size,
+            "round_seconds": seconds[-1],
+        }
+
+
+def played_alone(devices: int, parameters: int, participants: int) -> dict[str, float]:
+    """`play` in a process of its own."""
+    words = f"{devices},{parameters},{participants}"
+    done = subprocess.run(
+        [sys.executable, __file__, "--play", words], check=True, capture_output=True, text=True
+    )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="a tenth of the devices")
+    parser.add_argument("--play", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.play:
+        print(json.dumps(play(*map(int, options.play.split(",")))))
+        return
     devices = 2_000 if options.quick else 20_000
     figures: dict[str, float] = {}
     print(f"{'model':<34}{'P':>9}{'last layer':>12}")
@@ -78,6 +215,25 @@ def main() -> None:
             f"merging {devices // 20} of {devices} estimates of {length}:"
             f" {figures[key]:.2f} s of the processor"
         )
+    parameters = 100_000 if options.quick else 1_000_000
+    fleet = played_alone(1_000, parameters, 50)
+    figures |= {f"fleet_{key}": value for key, value in fleet.items()}
+    print(
+        f"{fleet['devices']:,.0f} devices, {fleet['parameters']:,.0f} parameters, 50 a round: "
+        f"peak {fleet['peak_bytes'] / 1e6:,.0f} MB, saved {fleet['state_bytes'] / 1e6:,.1f} MB, "
+        f"{fleet['round_seconds']:.1f} s of the processor a round"
+    )
+    # What grows with the devices: two fleets with a model that takes no room.
+    few, many = (played_alone(n, 310, 50) for n in (1_000, 5_000))
+    for key in ("peak_bytes", "state_bytes"):
+        figures[f"{key}_per_device"] = (many[key] - few[key]) / 4_000
+    for size in (100_000, 1_000_000):
+        peak, state = (
+            fleet[key] + (size - 1_000) * figures[f"{key}_per_device"]
+            for key in ("peak_bytes", "state_bytes")
+        )
+        figures |= {f"peak_bytes_{size}": peak, f"state_bytes_{size}": state}
+        print(f"{size:,} devices, computed: peak {peak / 1e9:.2f} GB, saved {state / 1e9:.2f} GB")
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")
 

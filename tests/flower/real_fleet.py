@@ -43,6 +43,7 @@ class RealFleet(LocalFleet):
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)
         self._ports: dict[str, int] = {}
+        self._started: dict[str, float] = {}
         self._nodes: dict[str, tuple[Mapping[str, str | int], tuple[str, ...]]] = {}
 
     @classmethod
@@ -69,7 +70,13 @@ class RealFleet(LocalFleet):
         settings, wrapper = (before[0] if config is None else config), tuple(within) or before[1]
         self._nodes[name] = (settings, wrapper)
         port = self._ports.setdefault(name, free_port())
+        self._started[name] = time.monotonic()
         self.start(name, [*wrapper, *self.deployment.supernode(name, port, settings)])
+
+    def _is_due(self, name: str) -> bool:
+        """Whether a node has ended, and was not started just now."""
+        waited = time.monotonic() - self._started.get(name, 0.0)
+        return not self.is_alive(name) and waited > _REVIVE_SECONDS
 
     def revive_nodes(self) -> None:
         """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
@@ -78,7 +85,7 @@ class RealFleet(LocalFleet):
         out; the SuperNode then ends.
         """
         for name in self._nodes:
-            if name in self.processes and self.is_due(name, _REVIVE_SECONDS):
+            if name in self.processes and self._is_due(name):
                 self.start_node(int(name.removeprefix("node-")))
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool], timeout: float) -> str:

@@ -2,14 +2,25 @@
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedkeep.agent.assembly import read_config
+from fedkeep.cli.app import app as cli
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.state import snapshot_parts
 from fedkeep.deploy.first_fleet import FirstFleet
+from fedkeep.deploy.local_fleet import free_port
+from fedkeep.deploy.services import Service
+from fedkeep.deploy.supervisor import Supervisor, _Process
+from fedkeep.flower.server_app import check_specification, fixed_terms, refuse_changes
+from fedkeep.flower.state_store import StateStore
+from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.protocol.wire import to_array
 from fedkeep.tables import read_toml
 
 
@@ -46,7 +57,8 @@ def test_init_again_adds_devices_and_changes_nothing_else(tmp_path: Path) -> Non
 def test_a_number_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:
     fleet = FirstFleet(tmp_path)
     fleet.create(2)
-    (tmp_path / "processes.json").write_text(json.dumps({"fleet": [os.getpid(), 1]}))
+    ours = {"pid": os.getpid(), "born": 1, "restarts": 0, "reason": ""}
+    (tmp_path / "processes.json").write_text(json.dumps({"fleet": ours}))
     assert fleet.running() == {}
     assert not fleet.stop()
 
@@ -58,3 +70,95 @@ def test_mistakes_are_told_in_a_sentence(tmp_path: Path) -> None:
         FirstFleet(tmp_path).stop()
     with pytest.raises(ConfigError, match="too long a path"):
         FirstFleet(tmp_path / ("x" * 120)).create(2)
+
+
+def test_a_taken_port_is_named_with_its_process_before_anything_starts(tmp_path: Path) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"the page, is taken by process {os.getpid()} "):
+            fleet.start(free_port(), port)
+        with pytest.raises(ConfigError, match=r"the server, is taken by .* --port"):
+            fleet.start(port, free_port())
+    assert fleet.services() == {}
+    assert not (fleet.root / "fleet.log").exists()
+
+
+def test_more_devices_to_wait_for_than_there_are_is_refused(tmp_path: Path) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    text = fleet.specification.read_text().replace("min_devices = 2", "min_devices = 3")
+    fleet.specification.write_text(text)
+    with pytest.raises(ConfigError, match="min_devices is 3, and this fleet has 2 devices"):
+        fleet.start(free_port(), free_port())
+
+
+def _saved(fleet: FirstFleet) -> None:
+    """Saves a round of the fleet as its server would."""
+    spec = parse_fleet(read_toml(fleet.specification))
+    strategy = FedkeepStrategy(
+        spec.server(), store=StateStore(str(fleet.state), "fleet"), specification=fixed_terms(spec)
+    )
+    assert strategy.store is not None
+    state = snapshot_parts(strategy._parts) | {"specification": to_array(fixed_terms(spec))}
+    strategy.store.commit(1, state)
+
+
+def test_a_changed_specification_is_refused_with_the_command_that_begins_anew(
+    tmp_path: Path,
+) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    _saved(fleet)
+    spec = check_specification(fleet.specification)
+    refuse_changes(spec, str(fleet.state), "fleet", "run reset")
+    for path in (fleet.specification, *fleet.root.glob("devices/*/agent.toml")):
+        path.write_text(path.read_text().replace("labels = 10", "labels = 12"))
+    error = CliRunner().invoke(cli, ["fleet", "start", str(fleet.root)]).exception
+    assert isinstance(error, ConfigError)
+    assert "samples.labels was 10 when this run was saved and is 12 now" in str(error)
+    assert f"fedkeep fleet reset {fleet.root}" in str(error)
+    assert not (fleet.root / "fleet.log").exists(), "nothing was started"
+    aside = fleet.reset()
+    assert (aside / "state.db").exists()
+    assert not fleet.state.exists()
+    refuse_changes(check_specification(fleet.specification), str(fleet.state), "fleet", "")
+
+
+def test_a_device_that_differs_from_the_fleet_is_named_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    path = fleet.home(1) / "agent.toml"
+    path.write_text(path.read_text().replace("labels = 10", "labels = 12"))
+    error = CliRunner().invoke(cli, ["fleet", "start", str(fleet.root)]).exception
+    assert isinstance(error, ConfigError)
+    assert "samples.labels is 10 in" in str(error)
+    assert "devices/1/agent.toml" in str(error)
+
+
+def test_a_supervisor_counts_restarts_and_outlives_a_disk_that_takes_nothing(
+    tmp_path: Path,
+) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    supervisor = Supervisor(fleet.root, free_port(), free_port())
+    ending = _Process(["sh", "-c", "echo Traceback; echo 'fedkeep: no such source'; exit 3"])
+    supervisor._processes = {"agent-0": ending}
+    supervisor.look()
+    supervisor._fleet.processes["agent-0"].wait()
+    supervisor.look()
+    assert fleet.services()["agent-0"] == Service(None, 0, "ended with code 3: no such source")
+    ending.begun = -1e9  # its pause is over
+    folder = fleet.root / "processes.json.new"
+    folder.mkdir()  # nothing can be written there now
+    with pytest.raises(OSError):  # noqa: PT011 - whichever the system gives
+        supervisor.look()
+    folder.rmdir()
+    supervisor._fleet.processes["agent-0"].wait()
+    supervisor.look()
+    assert fleet.services()["agent-0"].restarts == 1
+    said = CliRunner().invoke(cli, ["fleet", "status", str(fleet.root)]).output
+    assert "started again once; it ended with code 3: no such source" in said

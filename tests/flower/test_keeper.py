@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.screening import Limits
 from fedkeep.flower import Keeper, KeeperStrategy
-from fedkeep.flower.keeper import DIRECTION, ESTIMATE
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, decode, encode, read_order
 from fedkeep.records import GistLine, read_run
 from tests.flower.in_process import InProcessGrid, make_node
 
@@ -32,14 +32,14 @@ def arrivals(node: int, round_: int, n: int = 40) -> tuple[np.ndarray, np.ndarra
     return CENTRES[y] + rng.normal(size=(n, 5)).astype(np.float32), y
 
 
-def make_app(capacity: int = 9, directory: str | None = None) -> ClientApp:
+def make_app(capacity: int = 9, directory: str | None = None, preset: str = "default") -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(msg: Message, context: Context) -> Message:
         model = net()
         model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
-        with Keeper.open(context, net, capacity, directory=directory) as keeper:
+        with Keeper.open(context, net, capacity, directory=directory, preset=preset) as keeper:
             keeper.offer(*arrivals(context.node_id, int(msg.content["config"]["server-round"])))
             keeper.sync(msg)
             kept = keeper.samples()
@@ -73,7 +73,7 @@ def test_fedavg_trains_on_what_was_kept_and_directions_go_round() -> None:
     app, directions = make_app(), []
 
     def watched(message: Message, context: Context) -> Message:
-        directions.append(DIRECTION in message.content)
+        directions.append(read_order(message.content).direction is not None)
         return app(message, context)
 
     strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0))
@@ -132,18 +132,18 @@ def test_a_sample_offered_again_is_the_same_sample() -> None:
         (np.ones(3), "estimator-shape"),
         (np.zeros(67), "zero-estimator"),
         (np.full(67, 1e30), "large-estimator"),
-        (np.ones((67, 1)), "estimator-shape"),
+        (b"123", "malformed"),
     ],
 )
 def test_a_bad_estimate_is_dropped_and_training_goes_on(
-    bad: np.ndarray, reason: str, caplog: pytest.LogCaptureFixture
+    bad: np.ndarray | bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = make_app()
 
     def liar(message: Message, context: Context) -> Message:
         reply = honest(message, context)
-        if context.node_id == 1002 and ESTIMATE in reply.content:
-            reply.content[ESTIMATE] = ArrayRecord({"local_gradient": Array(bad.astype(np.float32))})
+        if context.node_id == 1002 and GRADIENT in reply.content[KEEPER]:
+            reply.content[KEEPER][GRADIENT] = bad if isinstance(bad, bytes) else encode(bad)  # type: ignore[assignment]
         return reply
 
     strategy = KeeperStrategy(FedAvg(fraction_evaluate=0.0))
@@ -488,11 +488,11 @@ def test_a_gist_and_a_budget_are_options_of_the_keeper(tmp_path: Path) -> None:
         opened(make=net, gist="shard")
     with opened(make=net) as keeper:
         participate(keeper)
-        clear = keeper.records()[ESTIMATE]["local_gradient"].numpy()  # type: ignore[union-attr]
+        clear = decode(keeper.records()[KEEPER][GRADIENT])  # type: ignore[arg-type]
     budget = {"epsilon": 5.0, "unit": "device", "clip": 0.5}
     with opened(make=net, privacy=budget, directory=str(tmp_path)) as keeper:
         participate(keeper)
-        noisy = keeper.records()[ESTIMATE]["local_gradient"].numpy()  # type: ignore[union-attr]
+        noisy = decode(keeper.records()[KEEPER][GRADIENT])  # type: ignore[arg-type]
         assert "gist" not in keeper.records()["fedkeep.keeper"]
     short = clear * min(1.0, 0.5 / float(np.linalg.norm(clear)))
     assert np.linalg.norm(noisy - short) > 0.1
@@ -511,7 +511,7 @@ def test_a_spent_budget_is_remembered_and_withholds_the_estimate(tmp_path: Path)
         with opened(make=net, privacy=budget, directory=str(tmp_path)) as keeper:
             keeper.offer(*arrivals(0, round_, 30))
             keeper.sync(ArrayRecord(net().state_dict()))
-            sent.append(ESTIMATE in keeper.records())
+            sent.append(GRADIENT in keeper.records()[KEEPER])
     assert sum(sent) == 1, f"one release was paid for: {sent}"
 
 
@@ -570,7 +570,7 @@ Forge = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 def attacked(forge: Forge, **options: Any) -> tuple[Result, list[MetricRecord]]:
     """Eight rounds of nine nodes; the last sends what `forge` makes of model and update."""
-    honest = make_app()
+    honest = make_app(preset=options.get("preset", "default"))
 
     def byzantine(message: Message, context: Context) -> Message:
         sent = {n: a.numpy() for n, a in message.content["arrays"].items()}  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedkeep.deploy.first_fleet import FirstFleet
+    from fedkeep.deploy.services import Service
 
 fleet = typer.Typer(
     help="Set up, start, look at and stop a fleet on this machine.",
@@ -37,43 +38,118 @@ def start(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
     page: Annotated[int, typer.Option(min=1, max=65535, help="The page's port.")] = 8377,
 ) -> None:
-    """Start server, devices and page, where they stopped; they run until `fedkeep fleet stop`."""
-    pid = _fleet_in(folder).start(port, page)
+    """Start server, devices and page, and return once the first round can open.
+
+    They run until `fedkeep fleet stop`, and go on where they were. If no round can open, the reason
+    is printed, nothing is left running, and the exit code is not zero.
+    """
+    known = _fleet_in(folder)
+    _require_startable(known)
+    services = known.start(port, page, lambda words: typer.echo(words, err=True))
+    for name, service in services.items():
+        if service.reason:
+            typer.echo(f"{name} does not run as it should: {service.reason}", err=True)
+    pid = services["fleet"].pid
     typer.echo(f"The fleet runs as process {pid}. Watch it at http://127.0.0.1:{page}")
 
 
 @fleet.command()
 def status(folder: Folder) -> None:
-    """Say which processes run, and how far the fleet is."""
-    from fedkeep.core.errors import DataError
-    from fedkeep.records import Members, read_run
-
+    """Say which processes run, how often they were started again, and how far the fleet is."""
     known = _fleet_in(folder)
-    devices, running = known.devices(), known.running()
+    devices, services = known.devices(), known.services()
     for name in (
         "fleet",
         "server",
+        "superlink",
         "page",
         *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
     ):
-        typer.echo(f"{name:9} {running.get(name, 'not running')}")
-    try:
-        run = read_run(known.root / "records" / "fleet.jsonl")
-    except DataError:
-        typer.echo("round     none yet")
-        return
-    accuracy = [e.accuracy for e in run.evaluations if e.accuracy is not None]
-    reached = f", accuracy {accuracy[-1]:.3f}" if accuracy else ""
-    typer.echo(f"round     {run.rounds[-1].round if run.rounds else 0}{reached}")
-    for line in run.of(Members)[-1:]:
-        online = sum(member.online for member in line.members)
-        typer.echo(f"devices   {online} of {len(line.members)} online when the server last looked")
+        typer.echo(f"{name:9} {_described(services.get(name))}")
+    running = any(service.pid is not None for service in services.values())
+    _print_progress(known, running=running)
+    if (free := known.free_bytes()) is not None:
+        typer.echo(f"disk      FULL: {free >> 20} MB are free in {folder}; free some, it goes on")
 
 
 @fleet.command()
 def stop(folder: Folder) -> None:
     """Stop what `start` started, by its process number; stores, keys and the run's state stay."""
     typer.echo("Stopped." if _fleet_in(folder).stop() else "It was not running.")
+
+
+@fleet.command()
+def reset(folder: Folder) -> None:
+    """Set aside model, record and stores, so that the next start begins anew.
+
+    Needed after a change of labels, shape or model in fleet.toml. Keys and configurations stay.
+    """
+    aside = _fleet_in(folder).reset()
+    typer.echo(f"What the fleet had learnt and stored is in {aside} now; delete it when you like.")
+
+
+def _described(service: "Service | None") -> str:
+    if service is None:
+        return "not running"
+    words = "not running" if service.pid is None else str(service.pid)
+    if service.restarts:
+        times = "once" if service.restarts == 1 else f"{service.restarts} times"
+        words += f", started again {times}"
+    return f"{words}; it {service.reason}" if service.reason else words
+
+
+def _print_progress(known: "FirstFleet", *, running: bool) -> None:
+    """Prints the round reached, who is online, and why devices' reports do not count."""
+    from fedkeep.core.errors import DataError
+    from fedkeep.records import read_run
+
+    try:
+        run = read_run(known.record)
+    except DataError:
+        typer.echo("round     none yet")
+        return
+    accuracy = [e.accuracy for e in run.evaluations if e.accuracy is not None]
+    reached = f", accuracy {accuracy[-1]:.3f}" if accuracy else ""
+    typer.echo(f"round     {run.rounds[-1].round if run.rounds else 0}{reached}")
+    if (line := known.members()) is None:
+        return
+    online = sum(member.online for member in line.members)
+    when = "when the server last looked" if running else "before it stopped"
+    typer.echo(f"devices   {online} of {len(line.members)} online {when}")
+    for member in line.members:
+        if member.refused is not None:
+            typer.echo(f"trouble   {member.name}'s reports do not count: {member.refused}")
+
+
+def _require_startable(known: "FirstFleet") -> None:
+    """Raises where fleet.toml is wrong, or no longer fits what was saved, or what devices have."""
+    from fedkeep.agent.assembly import read_config
+    from fedkeep.config.agreement import agreement_of
+    from fedkeep.core.errors import ConfigError
+    from fedkeep.flower.server_app import check_specification, refuse_changes
+
+    spec = check_specification(known.specification)
+    refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
+    terms = agreement_of(spec, spec.regions.count)
+    wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.labels}
+    wanted |= {"model": spec.model}
+    for number in known.devices():
+        path = known.home(number) / "agent.toml"
+        try:
+            config = read_config(path)
+        except ConfigError as error:
+            typer.echo(f"agent-{number} cannot start: {path}: {error}", err=True)
+            continue
+        has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.labels}
+        has |= {"model": config.model}
+        own = agreement_of(config.method, spec.regions.count)
+        for ours, theirs in ((wanted, has), (terms, own)):
+            for key in sorted(ours.keys() | theirs.keys()):
+                if ours.get(key) != theirs.get(key):
+                    raise ConfigError(
+                        f"{key} is {ours.get(key)} in {known.specification} and "
+                        f"{theirs.get(key)} in {path}: make them the same"
+                    )
 
 
 def _fleet_in(folder: Path) -> "FirstFleet":
@@ -170,7 +246,7 @@ def serve(
     from fedkeep.core.errors import ConfigError
     from fedkeep.deploy.deployment import Deployment
     from fedkeep.deploy.local_fleet import serve as serve_app
-    from fedkeep.flower.server_app import make_app, show_log
+    from fedkeep.flower.server_app import make_app, refuse_saved_changes, show_log
     from fedkeep.tables import merged
 
     if not insecure and not (credentials / "server.crt").exists():
@@ -187,4 +263,6 @@ def serve(
     asked = {} if records is None else {"records": {"directory": str(records.resolve())}}
     app, config = make_app(app, root / "app", merged(asked, override({}, setting or [])), ours)
     show_log()
+    if resume:
+        refuse_saved_changes(app, config, "begin another run by --run NAME")
     serve_app(deployment, app, config, resume=resume)

@@ -224,6 +224,10 @@ class FleetSpec(Method):
         return self.make_server(learner, learner.initial(self.model_seed), self.regions.count)
 
 
+_FLEET_DEFAULTS: Table = {"estimator": {"name": "round-mean"}}
+"""Where a server that is to scale differs from an experiment: it keeps no vector of any device."""
+
+
 def parse_fleet(table: Table) -> FleetSpec:
     """Read a fleet's specification from a table; an unknown key is named in the error.
 
@@ -239,9 +243,10 @@ def parse_fleet(table: Table) -> FleetSpec:
         raise ConfigError(f"'{key}' is a device's: set it in the agents' configuration instead")
     reject_keys(table, _SIMULATED_KEYS, "is for simulations: remove it from the fleet's")
     # A preset speaks of an experiment's data, too.
-    method = method_parts(
-        {key: value for key, value in with_preset(table).items() if key in FLEET_KEYS}
-    )
+    tables = with_preset(table)
+    if "max_age" not in table_of(tables, "estimator"):  # that speaks of what is kept of each device
+        tables = merged(_FLEET_DEFAULTS, tables)
+    method = method_parts({key: value for key, value in tables.items() if key in FLEET_KEYS})
     spec = FleetSpec(
         samples=build(Samples, table_of(table, "samples"), "samples"),
         preset=str(table.get("preset", DEFAULT)),

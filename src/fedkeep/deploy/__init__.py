@@ -1,1 +1,1 @@
-"""The machines of a fleet: keys, command lines, processes; all that runs Flower without knowing its API."""
+"""The machines of a fleet: keys, command lines and processes, without Flower's API."""

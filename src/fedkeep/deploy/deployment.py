@@ -1,6 +1,7 @@
 """The command lines of a deployment, written once for the operator, for `fedkeep serve` and for the tests."""
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.deploy.credentials import Credentials
+from fedkeep.files import atomic_write
 from fedkeep.protocol.addresses import Address, is_loopback
 
 CONNECTION = "fedkeep"
@@ -65,10 +67,28 @@ class Deployment:
             trust = (
                 f"root-certificates = {json.dumps(str(self.credentials.ca_certificate.resolve()))}"
             )
-        file.write_text(
+        text = (
             f'[superlink]\ndefault = "{CONNECTION}"\n\n'
             f"[superlink.{CONNECTION}]\naddress = {json.dumps(self.address)}\n{trust}\n"
         )
+        with atomic_write(file) as opened:  # a full disk leaves what was there
+            opened.write(text.encode())
+
+    def note_serving(self, superlink: int, restarts: int) -> None:
+        """Write down that this process serves, with its SuperLink and how often that was restarted.
+
+        The nodes' keys are registered then.
+        """
+        with atomic_write(self.root / "serving.json") as file:
+            file.write(json.dumps([os.getpid(), superlink, restarts]).encode())
+
+    def serving(self) -> tuple[int, int, int] | None:
+        """Return what was noted last: the numbers of server and SuperLink, and restarts."""
+        try:
+            server, superlink, restarts = json.loads((self.root / "serving.json").read_text())
+        except (OSError, ValueError, TypeError):
+            return None
+        return int(server), int(superlink), int(restarts)
 
     def superlink(self) -> list[str]:
         """TLS, node authentication on, runtime dependency installation off, state on disk."""

@@ -1,26 +1,33 @@
-"""A whole fleet in one folder on one machine: server, agents, their SuperNodes and the page, looked after and stopped.
+"""A whole fleet in one folder on one machine: its files, its start and its end.
 
-`python -m fedkeep.deploy.first_fleet FOLDER PORT PAGE` is the process that looks after the others; what dies is started
-again, as systemd would, and all of them end with it.
+The process that looks after the others is `fedkeep.deploy.supervisor`.
 """
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeep.config.method import parse_fleet, table_of
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
-from fedkeep.deploy.deployment import Deployment
-from fedkeep.deploy.local_fleet import LocalFleet, free_port, program_environment, wait_until
-from fedkeep.files import atomic_write
+from fedkeep.deploy.local_fleet import program_environment, wait_until
+from fedkeep.deploy.ports import listeners, require_free
+from fedkeep.deploy.services import Service, read_services
+from fedkeep.records import Members
+from fedkeep.records.lines import decode, stamp
+from fedkeep.tables import read_toml
 
-_RESTART_SECONDS, _STOP_SECONDS = 5.0, 30.0
+_STOP_SECONDS, _READY_SECONDS, _LOOK_SECONDS = 30.0, 300.0, 0.5
+_TAIL_BYTES = 1 << 20
+"""Of a record: more than its last list of devices, and a round besides."""
+_LOW_DISK_BYTES = 32 << 20
+"""Free space under which a fleet is said to have none."""
 _SAMPLES = """\
 [samples]
 shape = [30]
@@ -44,14 +51,15 @@ deadline = 30.0
 evaluate_every = 1
 """
 _AGENT = """\
-# A device of this fleet. Put your own source, samples and model here; fleet.toml must say the same of the last two.
+# A device of this fleet. Put your own source, samples and model here;
+# fleet.toml must say the same of the last two.
 [agent]
 socket = "{home}/agent.sock"
 
 {samples}
 [store]
 path = "{home}/samples.store"
-budget = 250000
+budget = 98304
 
 [[source]]
 kind = "iterator"
@@ -63,6 +71,13 @@ function = "fedkeep.data.demo_stream:arrivals"
 class FirstFleet:
     """A folder with fleet.toml, keys, and a folder for each device.
 
+    Parameters
+    ----------
+    root : Path
+        The folder.
+
+    Examples
+    --------
     >>> from tempfile import mkdtemp
     >>> fleet = FirstFleet(Path(mkdtemp()))
     >>> fleet.create(devices=2)
@@ -72,8 +87,29 @@ class FirstFleet:
 
     root: Path
 
+    @property
+    def specification(self) -> Path:
+        """What the fleet does: its fleet.toml."""
+        return self.root / "fleet.toml"
+
+    @property
+    def record(self) -> Path:
+        """The record that the page shows."""
+        return self.root / "records" / "fleet.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """The server's saved rounds."""
+        return self.root / "state.db"
+
     def create(self, devices: int) -> None:
-        """Writes specification, keys and the devices' configurations; what exists is left as it is."""
+        """Write specification, keys and the devices' configurations; what exists stays as it is.
+
+        Raises
+        ------
+        ConfigError
+            If the folder's path is too long for an agent's socket.
+        """
         if len(str(self.home(devices) / "agent.sock")) > 100:  # Linux takes no more
             raise ConfigError(
                 f"{self.root} is too long a path for an agent's socket: choose a shorter one"
@@ -81,7 +117,7 @@ class FirstFleet:
         provision(
             self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)]
         )
-        files = {self.root / "fleet.toml": _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}
+        files = {self.specification: _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}
         for home in map(self.home, range(devices)):
             files[home / "agent.toml"] = _AGENT.format(samples=_SAMPLES, home=home)
         for path, text in files.items():
@@ -90,9 +126,17 @@ class FirstFleet:
                 path.write_text(text, encoding="utf-8")
 
     def home(self, number: int) -> Path:
+        """Return the folder of a device."""
         return self.root / "devices" / str(number)
 
     def devices(self) -> list[int]:
+        """Return the numbers of the devices that have a configuration.
+
+        Raises
+        ------
+        ConfigError
+            If there is none: the folder holds no fleet.
+        """
         found = sorted(int(path.parent.name) for path in self.root.glob("devices/*/agent.toml"))
         if not found:
             raise ConfigError(
@@ -100,32 +144,70 @@ class FirstFleet:
             )
         return found
 
-    def start(self, port: int, page: int) -> int:
-        """Starts the process that looks after the fleet, which outlives this one; returns its number."""
+    def start(
+        self, port: int, page: int, progress: Callable[[str], None] = lambda _: None
+    ) -> dict[str, Service]:
+        """Start the fleet, which outlives this process, and wait until its first round can open.
+
+        Parameters
+        ----------
+        port, page : int
+            Where the SuperLink and the page listen.
+        progress : callable
+            Called with a line whenever something has changed.
+
+        Returns
+        -------
+        dict of str to Service
+            Its processes; a device that could not start has its reason there.
+
+        Raises
+        ------
+        ConfigError
+            If the fleet runs already, or a port is taken.
+        FedkeepError
+            If it cannot open a round. Then nothing of it runs any more.
+        """
         self.devices()
         if "fleet" in self.running():
-            raise FedkeepError(
+            raise ConfigError(
                 f"the fleet in {self.root} is running: stop it by `fedkeep fleet stop {self.root}`"
             )
-        command = [
-            sys.executable,
-            "-m",
-            "fedkeep.deploy.first_fleet",
-            str(self.root),
-            str(port),
-            str(page),
-        ]
+        if port == page:
+            raise ConfigError("--port and --page must differ: each is another program's")
+        require_free(port, "the server", "--port")
+        require_free(page, "the page", "--page")
+        rounds = parse_fleet(read_toml(self.specification)).deployment["rounds"]
+        least = int(rounds.get("min_devices", 1))
+        if least > len(self.devices()):
+            raise ConfigError(
+                f"rounds.min_devices is {least}, and this fleet has {len(self.devices())} devices: "
+                f"lower it in {self.specification}, or add devices by `fedkeep fleet init`"
+            )
+        module = "fedkeep.deploy.supervisor"
+        command = [sys.executable, "-m", module, str(self.root), str(port), str(page)]
+        began = time.time()
         with (self.root / "fleet.log").open("ab") as log:
             environment = os.environ | program_environment()
             started = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        if not wait_until(lambda: "page" in self.running(), _STOP_SECONDS, started):
-            raise FedkeepError(f"the fleet did not start: see {self.root / 'fleet.log'}")
-        return started.pid
+        try:
+            return self._wait_ready(started, page, least, began, progress)
+        except BaseException:
+            if started.poll() is None:
+                os.kill(started.pid, signal.SIGTERM)
+                wait_until(lambda: started.poll() is not None, _STOP_SECONDS)
+            raise
 
     def stop(self) -> bool:
-        """Ends what `start` started, by the number it had, and nothing else; False if it was not running."""
+        """End what `start` started, by its process number, and nothing else.
+
+        Returns
+        -------
+        bool
+            False if it was not running.
+        """
         self.devices()
         pid = self.running().get("fleet")
         if pid is None:
@@ -135,72 +217,110 @@ class FirstFleet:
             raise FedkeepError(f"process {pid} does not end: see {self.root / 'fleet.log'}")
         return True
 
+    def reset(self) -> Path:
+        """Set aside what the fleet has learnt and stored; keys and configurations stay.
+
+        Returns
+        -------
+        Path
+            The folder in which everything is now.
+
+        Raises
+        ------
+        ConfigError
+            If the fleet is running.
+        """
+        devices = self.devices()
+        if "fleet" in self.running():
+            raise ConfigError(f"stop the fleet first: `fedkeep fleet stop {self.root}`")
+        number = 1
+        while (aside := self.root / f"before-{number}").exists():
+            number += 1
+        aside.mkdir()
+        found = [self.state, self.root / "records"]
+        for device in devices:
+            home = self.home(device)
+            store = table_of(read_toml(home / "agent.toml"), "store").get("path")
+            stored = home / "samples.store" if store is None else Path(str(store))
+            found += sorted(stored.parent.glob(f"{stored.name}*"))
+        for path in found:
+            if path.exists():
+                inside = path.is_relative_to(self.root)
+                to = aside / (path.relative_to(self.root) if inside else Path(path.name))
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(path, to)
+        return aside
+
+    def services(self) -> dict[str, Service]:
+        """Return the processes of the fleet by name, as the supervisor last noted them."""
+        return read_services(self.root)
+
     def running(self) -> dict[str, int]:
-        """The processes of the fleet that are alive, by name; a number that another process has now is not ours."""
+        """Return the process numbers of those that are alive.
+
+        A number that another process has now is not ours.
+        """
+        return {name: s.pid for name, s in self.services().items() if s.pid is not None}
+
+    def members(self, since: float = 0.0) -> Members | None:
+        """Return who the server last saw; None if that is older than `since`, or not recorded."""
+        found: Members | None = None
         try:
-            noted: dict[str, list[int]] = json.loads((self.root / "processes.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return {name: pid for name, (pid, born) in noted.items() if _born(pid) == born}
+            with self.record.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                raw_lines = file.read().splitlines()
+        except OSError:
+            return None
+        for raw in raw_lines:
+            known = stamp(raw)
+            if known is not None and known.kind == "members":
+                line = decode(raw)
+                found = line if isinstance(line, Members) else found
+        seen = [m.seen for m in found.members if m.seen is not None] if found is not None else []
+        return found if max(seen, default=0.0) >= since else None
 
-    def watch_over(self, port: int, page: int) -> None:
-        """Keeps the processes of the fleet alive until this one is told to end."""
-        devices, python, root = self.devices(), [sys.executable, "-m"], str(self.root)
-        (self.root / "records").mkdir(exist_ok=True)
-        server = [
-            "fedkeep",
-            "serve",
-            f"{root}/fleet.toml",
-            "--credentials",
-            root,
-            "--port",
-            str(port),
-        ]
-        commands = {
-            "page": [*python, "fedkeep", "watch", f"{root}/records", "--port", str(page)],
-            "server": [*python, *server, "--run", "fleet", "--resume"],
-        }
-        numbered: dict[str, dict[str, str]] = {}
-        with LocalFleet(Deployment(self.root, port=port)) as fleet:
-            for number in devices:
-                home, agent, node = self.home(number), f"agent-{number}", f"node-{number}"
-                numbered[agent] = {
-                    "FEDKEEP_DEVICE": str(number),
-                    "FEDKEEP_DEVICES": str(len(devices)),
-                }
-                settings: dict[str, str | int] = {
-                    "device": number,
-                    "agent-socket": str(home / "agent.sock"),
-                }
-                commands[agent] = [*python, "fedkeep.agent", str(home / "agent.toml")]
-                commands[node] = fleet.deployment.supernode(node, free_port(), settings)
-            while True:
-                for name, command in commands.items():
-                    if fleet.is_due(name, _RESTART_SECONDS):
-                        fleet.start(name, command, numbered.get(name))
-                alive = {
-                    name: process.pid
-                    for name, process in fleet.processes.items()
-                    if process.poll() is None
-                }
-                noted = {
-                    name: [pid, _born(pid)] for name, pid in {"fleet": os.getpid(), **alive}.items()
-                }
-                with atomic_write(self.root / "processes.json") as file:
-                    file.write(json.dumps(noted).encode())
-                time.sleep(1.0)
+    def free_bytes(self) -> int | None:
+        """Return the free space of the folder's disk where it is too little, else None."""
+        free = shutil.disk_usage(self.root).free
+        return free if free < _LOW_DISK_BYTES else None
 
+    def _wait_ready(
+        self,
+        started: subprocess.Popen[bytes],
+        page: int,
+        least: int,
+        began: float,
+        progress: Callable[[str], None],
+    ) -> dict[str, Service]:
+        """Wait until enough devices are online at the server, and the page is ours."""
+        end, shown = time.monotonic() + _READY_SECONDS, ""
+        while True:
+            services = self.services() if started.poll() is None else {}
+            online = self._online(began)
+            broken = {name: s for name, s in services.items() if s.restarts or s.pid is None}
+            lost = {name.partition("-")[2] for name in broken if "-" in name}
+            for name in ("server", "page"):
+                if name in broken and broken[name].reason:
+                    raise FedkeepError(f"the {name} did not start: {broken[name].reason}")
+            if started.poll() is not None:
+                last = (self.root / "fleet.log").read_text(errors="replace").splitlines()[-1:]
+                raise FedkeepError(f"the fleet did not start: {' '.join(last)}")
+            why = "; ".join(f"{name}: {s.reason}" for name, s in broken.items() if s.reason)
+            if len(self.devices()) - len(lost) < least and why:
+                raise FedkeepError(f"too few devices can start: {why}")
+            if online >= least and listeners(page) & {services["page"].pid}:
+                return services
+            words = f"{online} of {least} devices are online"
+            if words != shown:
+                progress(words)
+                shown = words
+            if time.monotonic() >= end:
+                raise FedkeepError(
+                    f"no round could open within {_READY_SECONDS:.0f} s: {words}; {why or 'see'} "
+                    f"{self.root}/server.log"
+                )
+            time.sleep(_LOOK_SECONDS)
 
-def _born(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None if there is none that lives."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt):
-        FirstFleet(Path(sys.argv[1])).watch_over(int(sys.argv[2]), int(sys.argv[3]))
+    def _online(self, began: float) -> int:
+        members = self.members(since=began)
+        return 0 if members is None else sum(member.online for member in members.members)

@@ -23,11 +23,14 @@ from typing import Any
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
 from fedkeep.deploy.deployment import CONNECTION, Deployment
+from fedkeep.deploy.ports import listeners, require_free
 
 log = logging.getLogger("fedkeep.flower")
 
 Settings = Mapping[str, str | int | float | bool]
 _START_SECONDS, _RESTARTS = 60.0, 3
+_SETTLED_SECONDS = 600.0
+"""A run that lasted longer before it ended is no failure in a row."""
 _REGISTERING = 4
 """Registrations at a time: each is a program of Flower's that takes seconds to start."""
 _PORTS = range(20_000, 32_768)
@@ -44,7 +47,6 @@ class LocalFleet:
         self.environment = os.environ | program_environment() | deployment.environment()
         if shutil.which("flower-superlink", path=self.environment["PATH"]) is None:
             raise MissingExtraError("flower-superlink", "flower")
-        self._begun: dict[str, float] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         deployment.root.mkdir(parents=True, exist_ok=True)
         deployment.write_connection()
@@ -57,24 +59,36 @@ class LocalFleet:
             self.kill(name)
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink and waits until it answers; refuses to go on when its port is taken."""
+        """Start the SuperLink and wait until it answers.
+
+        Raises
+        ------
+        ConfigError
+            If its port is taken.
+        FedkeepError
+            If it ends, or another program got the port meanwhile.
+        """
         deployment = self.deployment
+        host, port = deployment.bind or deployment.host, deployment.port
 
         def answers() -> bool:
-            with (
-                suppress(OSError),
-                socket.create_connection((deployment.bind or deployment.host, deployment.port), 1),
-            ):
+            with suppress(OSError), socket.create_connection((host, port), 1):
                 return True
             return False
 
-        if answers():
-            raise FedkeepError(
-                f"{deployment.address} is taken by another program: choose another port"
-            )
-        if not wait_until(answers, _START_SECONDS, self.start("superlink", deployment.superlink())):
+        require_free(port, "the SuperLink", "--port", host)
+        process = self.start("superlink", deployment.superlink())
+        if not wait_until(answers, _START_SECONDS, process):
             why = self.log("superlink")[-500:]
             raise FedkeepError(f"the SuperLink did not start on {deployment.address}: {why}")
+        seen = listeners(port)
+        if seen and not seen & set(family_of(process.pid)):
+            raise FedkeepError(f"{deployment.address} was taken by process {min(seen)} meanwhile")
+
+    def is_alive(self, name: str) -> bool:
+        """Return whether a process that was started is running."""
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
 
     def register(self) -> None:
         """Registers every node's key with the running SuperLink; one that is registered stays so."""
@@ -95,21 +109,40 @@ class LocalFleet:
                 start_new_session=True,
                 preexec_fn=_DIE_WITH_PARENT,  # noqa: PLW1509 - a single system call
             )
-        self.processes[name], self._begun[name] = process, time.monotonic()
+        self.processes[name] = process
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
         return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
-        """The status of a run, e.g. `running` or `finished:completed`."""
-        return str(self._told(["flwr", "list", CONNECTION, "--run-id", run])["runs"][0]["status"])
+        """Return the status of a run, e.g. `running` or `finished:completed`.
+
+        Raises
+        ------
+        FedkeepError
+            If the SuperLink does not answer, or does not know the run.
+        """
+        runs = self._told(["flwr", "list", CONNECTION, "--run-id", run]).get("runs")
+        if not runs:
+            raise FedkeepError(f"the SuperLink does not know run {run}")
+        return str(runs[0]["status"])
 
     def _told(self, command: Sequence[str]) -> Any:
-        said = self.call(
-            [*command, "--format", "json"]
-        )  # which a line about the SuperLink goes before
-        return json.loads(said[said.index("{") : said.rindex("}") + 1])
+        """Run a command of Flower's and return what it answers.
+
+        It may end with success where it failed, and write a line about the SuperLink before.
+        """
+        said = self.call([*command, "--format", "json"])
+        words = " ".join(command[:2])
+        try:
+            answer = json.loads(said[said.index("{") : said.rindex("}") + 1])
+        except ValueError:
+            raise FedkeepError(f"`{words}` failed: {said[-800:]}") from None
+        if not answer.get("success", True):
+            why = answer.get("error-message") or answer.get("error_message") or said[-800:]
+            raise FedkeepError(f"`{words}` failed: {str(why).strip()}")
+        return answer
 
     def call(
         self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False
@@ -134,13 +167,6 @@ class LocalFleet:
             raise FedkeepError(said)
         return printed
 
-    def is_due(self, name: str, pause: float) -> bool:
-        """Whether a process is to be started: it never was, or it has ended and began that long ago."""
-        process = self.processes.get(name)
-        return process is None or (
-            process.poll() is not None and time.monotonic() - self._begun[name] > pause
-        )
-
     def kill(self, name: str) -> None:
         """kill -9 of a process and all below it; nothing if it is gone already.
 
@@ -149,15 +175,7 @@ class LocalFleet:
         process = self.processes.pop(name, None)
         if process is None:
             return
-        below: dict[int, list[int]] = {}
-        for status in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                parent = int(status.read_text().rpartition(")")[2].split()[1])
-                below.setdefault(parent, []).append(int(status.parent.name))
-        family = [process.pid]
-        for member in family:
-            family += below.get(member, [])
-        for pid in family:
+        for pid in family_of(process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -167,28 +185,83 @@ class LocalFleet:
 
 
 def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool) -> None:
-    """Starts the SuperLink, submits the app and streams its log to its end; a run that dies is resumed.
+    """Start the SuperLink, submit the app and stream its log to its end.
 
-    The SuperLink keeps its database and the run its state, so that after `kill -9` of everything the same call
-    with `resume` finds the same nodes and the last whole round.
+    A run that ends early is resumed, and a SuperLink that ends is started again on its database.
+    After `kill -9` of everything the same call with `resume` finds the same nodes and the last
+    whole round.
+
+    Parameters
+    ----------
+    deployment : Deployment
+        Where the SuperLink listens, and whom it trusts.
+    app : Path
+        The folder of the app.
+    settings : mapping
+        What the run sets of the app's config.
+    resume : bool
+        Whether to continue what is saved.
+
+    Raises
+    ------
+    FedkeepError
+        If the run ended early several times in a row.
     """
     with LocalFleet(deployment) as fleet:
         fleet.start_superlink()
         if not deployment.insecure:
             fleet.register()
             log.info("the nodes are registered: start their SuperNodes")
-        for attempt in range(_RESTARTS + 1):
-            status, run = "", fleet.submit(app, {**settings, "state.resume": resume or attempt > 0})
-            while not status.startswith("finished"):
-                shown = ["flwr", "log", run, CONNECTION, "--stream"]
-                subprocess.run(shown, env=fleet.environment, check=False)
-                status = fleet.status(run)
+        failures = superlink_restarts = 0
+        deployment.note_serving(fleet.processes["superlink"].pid, 0)
+        while True:
+            began = time.monotonic()
+            status = _play(fleet, app, {**settings, "state.resume": resume})
             if status == "finished:completed":
                 return
-            log.warning("the run ended as %s", status)
-    raise FedkeepError(
-        f"the run ended as {status} {_RESTARTS + 1} times: see {deployment.root}/superlink.log"
-    )
+            log.warning("the run ended as: %s", status)
+            settled = time.monotonic() - began > _SETTLED_SECONDS
+            failures, resume = (1 if settled else failures + 1), True
+            if failures > _RESTARTS:
+                raise FedkeepError(
+                    f"the run ended early {failures} times in a row, the last time as: {status}; "
+                    f"see {deployment.root}/superlink.log"
+                )
+            if not fleet.is_alive("superlink"):
+                fleet.kill("superlink")
+                fleet.start_superlink()
+                superlink_restarts += 1
+                deployment.note_serving(fleet.processes["superlink"].pid, superlink_restarts)
+                log.info("the SuperLink is started again; the run is resumed")
+
+
+def _play(fleet: LocalFleet, app: Path, settings: Settings) -> str:
+    """Submit a run and stream its log; return how it ended, in Flower's words or ours."""
+    try:
+        run = fleet.submit(app, settings)
+        while True:
+            shown = ["flwr", "log", run, CONNECTION, "--stream"]
+            subprocess.run(shown, env=fleet.environment, check=False)
+            if (status := fleet.status(run)).startswith("finished"):
+                return status
+    except FedkeepError:
+        if fleet.is_alive("superlink"):
+            raise
+        code = fleet.processes["superlink"].returncode
+        return f"the SuperLink has ended with code {code}"
+
+
+def family_of(pid: int) -> list[int]:
+    """Return a process and all below it, whatever sessions they made for themselves."""
+    below: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+            below.setdefault(parent, []).append(int(status.parent.name))
+    family = [pid]
+    for member in family:
+        family += below.get(member, [])
+    return family
 
 
 def wait_until(

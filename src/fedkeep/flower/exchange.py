@@ -1,5 +1,6 @@
 """Sending and collecting on Flower's Grid without its fixed three-second sleep."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,10 +15,17 @@ from flwr.serverapp import Grid
 
 from fedkeep.core.types import IntArray
 
+log = logging.getLogger("fedkeep.flower")
+
 _PULLS_AT_ONCE = 8
 _POLL_SECONDS = 0.25
 _PULL_SECONDS = 2.0
 """After which a pull is left to itself."""
+_WAITING_SECONDS = 60.0
+"""Between two lines about nodes that have not replied."""
+_QUIET_SECONDS, _QUIET_RATIO = 300.0, 10.0
+"""Once everyone has replied in time, no exchange is waited for longer than this, or than so many
+times the slowest: Flower loses replies that one of its mods made of a reply."""
 
 
 class PendingRequest(NamedTuple):
@@ -107,10 +115,25 @@ class Exchange:
 
 
 class PromptGrid:
-    """A grid whose `send_and_receive` returns as soon as the last reply is there."""
+    """A grid whose `send_and_receive` returns as soon as the last reply is there.
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    Parameters
+    ----------
+    grid : Grid
+        Flower's.
+    tally : IntArray, optional
+        Bytes sent and received are added to it.
+    deadline : float, optional
+        Seconds after which it returns with what came, if the caller would wait longer.
+    """
+
+    def __init__(
+        self, grid: Grid, tally: IntArray | None = None, deadline: float | None = None
+    ) -> None:
+        self._grid, self._deadline = grid, math.inf if deadline is None else deadline
+        self._tally = np.zeros(2, dtype=np.int64) if tally is None else tally
+        self._longest: float | None = None
+        """Seconds that the slowest exchange took to which everyone replied."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
@@ -119,12 +142,30 @@ class PromptGrid:
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Send messages, and return the replies that came in time."""
-        exchange = Exchange(self._grid)
+        began = next_words = time.monotonic()
+
+        def report_waiting() -> None:
+            """Log whom the round waits for, every minute."""
+            nonlocal next_words
+            if time.monotonic() - next_words >= _WAITING_SECONDS:
+                next_words = time.monotonic()
+                nodes = sorted(asked.node for asked in exchange.asked.values())
+                words = (next_words - began, len(nodes), nodes[:5])
+                log.warning("after %.0f s no reply has come from %d nodes, such as %s", *words)
+
+        exchange = Exchange(self._grid, tally=self._tally, meanwhile=report_waiting)
         exchange.send(messages, 0)
-        replies = exchange.collect(
-            math.inf if timeout is None else timeout, lambda: not exchange.asked
-        )
-        return [reply for _, reply in replies]
+        patience = min(self._deadline, math.inf if timeout is None else timeout)
+        if self._longest is not None:
+            patience = min(patience, max(_QUIET_SECONDS, _QUIET_RATIO * self._longest))
+        replies = [reply for _, reply in exchange.collect(patience, lambda: not exchange.asked)]
+        if exchange.asked:
+            lost = sorted(asked.node for asked in exchange.asked.values())
+            words = (len(lost), time.monotonic() - began, lost[:5])
+            log.error("no reply from %d nodes within %.0f s, such as %s: given up", *words)
+        else:
+            self._longest = max(self._longest or 0.0, time.monotonic() - began)
+        return replies
 
 
 def _pull(grid: Grid, message_ids: Sequence[str]) -> Future[list[Message]]:

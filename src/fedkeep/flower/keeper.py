@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config.device import build_device
 from fedkeep.config.method import MethodConfig, parse_method
@@ -26,6 +26,7 @@ from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, KeeperOrder, encode, read_order
 from fedkeep.learn.samples import SampleForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedkeep.flower")
 
-DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
 _CHECKED_SAMPLES = 8
 """Samples whose measured gradients are compared with autograd's, once."""
 _MOST_RISES = 3
@@ -73,6 +73,7 @@ class _Settings:
     collate: Callable[[list[Any]], Any] | None
     labels: int | None
     policy: str
+    preset: str
     method: MethodConfig
     private: bool
     """Whether noise was asked for."""
@@ -220,6 +221,7 @@ class Keeper:
             collate,
             labels,
             policy,
+            preset,
             method,
             privacy is not None,
             last_layers,
@@ -304,11 +306,16 @@ class Keeper:
         RejectedError
             If the model or the direction is no vector of finite numbers of its length.
         """
-        content = _content(model)
+        came, beside = _content(model)
+        if beside.preset and beside.preset != self._settings.preset:
+            raise ConfigError(
+                f"the strategy's preset is '{beside.preset}', this keeper's is "
+                f"'{self._settings.preset}': give Keeper.open and KeeperStrategy the same"
+            )
         stream = self._stream
         if stream is None:
             return
-        order, device = _order(stream.model, content, direction), stream.device
+        order, device = _order(stream.model, came, beside, direction), stream.device
         device.screen(order)
         stored = device.store.stored().batch
         if not stream.checked and len(stored):
@@ -378,7 +385,7 @@ class Keeper:
             self._counts["offered"], len(stored), capacity, fates, unsound, labels, correction
         )
 
-    def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
+    def records(self) -> dict[str, ConfigRecord]:
         """Make the reply's records for `KeeperStrategy`; call it once training has ended.
 
         They say how the keeper is doing, and hold the mean gradient of what arrived.
@@ -391,14 +398,15 @@ class Keeper:
             "stored": now.stored,
             "labels": len(now.labels),
         }
-        about = ConfigRecord({**counts, "unsound": sum(now.unsound.values())})
+        fates = {name: now.fates.get(name, 0) for name in ("kept", "replaced", "refused")}
+        about = ConfigRecord({**counts, **fates, "unsound": sum(now.unsound.values())})
+        about["private"] = self._settings.private
         gist = None if self._stream is None else self._stream.device.gist
         if gist is not None and not self._settings.private and (did := gist.figures):
             about["gist"] = list(astuple(did))
-        records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
-            records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})
-        return records
+            about[GRADIENT] = encode(self._report.local_gradient)
+        return {KEEPER: about}
 
     def _samples_of(
         self, x: Any, targets: AnyArray
@@ -626,17 +634,14 @@ def _screened(
 
 
 def _order(
-    own: "UserModel",
-    content: tuple[Any, Vector | None, int, int | None],
-    direction: Vector | None,
+    own: "UserModel", came: Any, beside: KeeperOrder, direction: Vector | None
 ) -> TrainOrder:
     """Make an order of what came; what is frozen goes to the layers it belongs to."""
-    came, beside, round_, accepted = content
     if isinstance(came, ArrayRecord):
         came = own.vector({name: array.numpy() for name, array in came.items()})
     local = LocalTraining(1.0, 1)  # what is trained, and how, is the user's
-    given = beside if direction is None else direction
-    return TrainOrder(round_, came, given, local, accepted)
+    given = beside.direction if direction is None else direction
+    return TrainOrder(beside.round, came, given, local, beside.accepted)
 
 
 def _participate(
@@ -664,25 +669,18 @@ def _require_possible(method: MethodConfig, *, durable: bool) -> None:
         )
 
 
-def _content(
-    model: Message | ArrayRecord | Vector,
-) -> tuple[Any, Vector | None, int, int | None]:
-    """Find the model, the direction, the round, and the last estimate accepted."""
-    round_, accepted, direction = 0, None, None
+def _content(model: Message | ArrayRecord | Vector) -> tuple[Any, KeeperOrder]:
+    """Find the model, and what came with it for a keeper."""
     came: Any = model
+    order = KeeperOrder()
     if isinstance(model, Message):
-        content = model.content
-        if DIRECTION in content.array_records:
-            direction = content.array_records[DIRECTION]["direction"].numpy()
-        if KEEPER in content.config_records:
-            config = content.config_records[KEEPER]
-            round_, accepted = int(str(config["round"])), int(str(config["accepted"]))
-        came = next(record for name, record in content.array_records.items() if name != DIRECTION)
+        order = read_order(model.content)
+        came = next(iter(model.content.array_records.values()), None)
     if not isinstance(came, ArrayRecord | np.ndarray):
         raise ConfigError(
             f"sync takes the message, its ArrayRecord or a vector, not {type(came).__name__}"
         )
-    return came, direction, round_, accepted
+    return came, order
 
 
 def _plain(target: AnyArray) -> Any:

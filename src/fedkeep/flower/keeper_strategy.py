@@ -7,26 +7,27 @@ fleet (`core.aggregation.pipeline`), with the same limits.
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.aggregation.pipeline import UpdatePipeline
-from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
 from fedkeep.core.rounds import Rejection
 from fedkeep.core.screening import Limits, screen_gradient
 from fedkeep.core.types import DeviceId, Report, Vector
 from fedkeep.flower.exchange import PromptGrid
-from fedkeep.flower.keeper import DIRECTION, ESTIMATE, KEEPER
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, add_orders, decode
 from fedkeep.flower.reply_updates import ModelLayout, updates_in
 from fedkeep.flower.rounds import Rejections
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
@@ -37,6 +38,11 @@ log = logging.getLogger("fedkeep.flower")
 
 _SUMMED = ("offered", "stored", "unsound")
 """What a Keeper reports of itself that adds up over a fleet."""
+_FATES = ("kept", "replaced", "refused")
+"""And what it reports of its arrivals, for the record."""
+_REASON_LENGTH = 300
+_SECAGG_WORDS = ("secaggplus", "secure_aggregation")
+_MAX_COUNT = 10**15
 _MAX_SAMPLES = 10**9
 """No local gradient is the mean of more arrivals."""
 
@@ -56,7 +62,12 @@ class KeeperStrategy(Strategy):
         The Keepers'. They say how local gradients become g_hat (`"paper"` is Eq. 8), and which
         stages the replies pass: all of the robust mean by default, the limits alone with `"paper"`.
     records : str, optional
-        A file for `fedkeep watch` and `report`.
+        A folder for `fedkeep watch` and `report`: each run writes a file of its own there, named
+        by its number; no file is overwritten. Give an absolute path: a relative one begins where
+        the SuperLink was started. A name that ends in .jsonl is taken for the file itself.
+    deadline : float, optional
+        Seconds after which a round goes on with the replies that came; None: the `timeout` of
+        `start`. An error of a client is a reply: it is counted, and not waited for.
     aggregation : Aggregator, optional
         Whose stages the replies pass, instead of the preset's; the inner strategy does the merging.
     limits : Limits
@@ -65,7 +76,8 @@ class KeeperStrategy(Strategy):
     Raises
     ------
     ConfigError
-        If there is no such preset, or the aggregation does not run with these limits.
+        If there is no such preset, the aggregation does not run with these limits, or the strategy
+        is none of Flower's message API.
 
     Examples
     --------
@@ -84,15 +96,27 @@ class KeeperStrategy(Strategy):
         policy: str = DEFAULT_POLICY,
         *,
         records: str | None = None,
+        deadline: float | None = None,
         aggregation: Aggregator | None = None,
         limits: Limits = Limits(),
     ) -> None:
+        if not isinstance(inner, Strategy):
+            raise ConfigError(
+                "KeeperStrategy takes a strategy of flwr.serverapp.strategy, not "
+                f"{type(inner).__name__}; Flower's SecAgg+ runs with the older flwr.server alone: "
+                "for secure sums serve a fleet with privacy.secure_aggregation"
+            )
         self._inner, self._preset = inner, preset
-        self._recorder = None if records is None else Recorder(Path(records))
+        self._records, self._deadline = records, deadline
+        self._recorder: Recorder | None = None
+        self._tally = np.zeros(2, dtype=np.int64)
+        self._seen: dict[int, Counter[str]] = {}
+        """What each node's keeper had counted when it last said."""
+        self._warned = set[str]()
         tables = experiment_tables(preset, policy)
         if aggregation is None:
             aggregation = AGGREGATORS[tables.get("aggregation", {}).get("name", "fedavg")]()
-        estimator = str(tables.get("estimator", {}).get("name", "incremental"))
+        estimator = str(tables.get("estimator", {}).get("name", "round-mean"))
         self._limits = limits
         self._pipeline = UpdatePipeline(aggregation, limits)
         self._estimator: GlobalEstimator = global_estimator(estimator)
@@ -104,7 +128,6 @@ class KeeperStrategy(Strategy):
         """The arrivals behind each node's latest local gradient."""
         self._numbers: dict[int, int] = {}
         """Nodes in the order in which they were first heard of: a record's devices."""
-        self._offered: dict[int, int] = {}
         self._size: int | None = None
         """The length of a local gradient: that of most of the first ones."""
 
@@ -117,17 +140,19 @@ class KeeperStrategy(Strategy):
         **named: Any,
     ) -> Result:
         """Run Flower's own loop, over a grid that returns as soon as the last reply is there."""
-        if self._recorder is not None:
+        if self._records is not None:
+            path = _record_path(Path(self._records), grid)
+            log.info("the record is %s; see it by: fedkeep watch %s", path, path.parent)
+            self._recorder = Recorder(path)
             about = {"preset": self._preset, "strategy": type(self._inner).__name__}
             header = Header(
-                run="keeping", method=about["strategy"], task="fleet", seed=0, config=about,
+                run=path.stem, method=about["strategy"], task="fleet", seed=0, config=about,
                 config_hash="",
                 versions=versions(), labels=(), devices=0, rounds=num_rounds,
             )  # fmt: skip
             self._recorder.start(header)
-        result = super().start(
-            cast(Grid, PromptGrid(grid)), initial_arrays, num_rounds, *others, **named
-        )
+        prompt = cast(Grid, PromptGrid(grid, self._tally, self._deadline))
+        result = super().start(prompt, initial_arrays, num_rounds, *others, **named)
         self._write(End(round=num_rounds, digest=""))
         return result
 
@@ -137,21 +162,16 @@ class KeeperStrategy(Strategy):
         """Return the inner strategy's messages, with g_hat beside the model."""
         self._layout = ModelLayout(arrays)
         self._model = self._layout.flatten(arrays)
-        messages = list(self._inner.configure_train(server_round, arrays, config, grid))
+        messages = self._inner.configure_train(server_round, arrays, config, grid)
         direction = self._estimator.global_gradient()
-        beside = None if direction is None else ArrayRecord({"direction": Array(direction)})
-        for message in messages:
-            accepted = self._accepted.get(message.metadata.dst_node_id, -1)
-            message.content[KEEPER] = ConfigRecord({"round": server_round, "accepted": accepted})
-            if beside is not None:
-                message.content[DIRECTION] = beside
-        return messages
+        return add_orders(messages, server_round, self._accepted, direction, self._preset)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies and merge the local gradients; the inner strategy merges the rest."""
         listed, rejections = list(replies), Rejections()
+        self._note_failures(server_round, listed)
         gradients = self._take_gradients(listed, server_round, rejections)
         reports, gists = self._take_reports(listed)
         counted, estimates, filtered = self._screen(listed, gradients, server_round, rejections)
@@ -170,6 +190,7 @@ class KeeperStrategy(Strategy):
             "keeper-estimates": len(estimates),
             "keeper-rejected": len({r.device for r in rejected if not _is_cut(r)}),
             "keeper-filtered": len(filtered),
+            "keeper-errors": sum(reply.has_error() for reply in listed),
         }
         return arrays, MetricRecord({**(metrics or {}), **totals})
 
@@ -192,7 +213,16 @@ class KeeperStrategy(Strategy):
             for word in ("acc", "loss")
         )
         if found:
-            self._write(Evaluation(round=server_round, accuracy=accuracy, loss=loss))
+            valued = sum(counts["offered"] for counts in self._seen.values())
+            line = Evaluation(
+                round=server_round,
+                accuracy=accuracy,
+                loss=loss,
+                samples_valued=valued,
+                bytes_up=int(self._tally[1]),
+                bytes_down=int(self._tally[0]),
+            )
+            self._write(line)
         return metrics
 
     def summary(self) -> None:
@@ -209,17 +239,62 @@ class KeeperStrategy(Strategy):
         nodes = [reply.metadata.src_node_id for reply in replies]
         for node in nodes:
             self._numbers.setdefault(node, len(self._numbers))
-        arrivals = {node: of["offered"] for node, of in reports.items()}
-        fresh = sum(max(0, count - self._offered.get(node, 0)) for node, count in arrivals.items())
-        self._offered |= arrivals
+        fresh = Counter[str]()
+        for node, counts in reports.items():
+            known = self._seen.setdefault(node, Counter())
+            fresh.update({n: max(0, count - known[n]) for n, count in counts.items()})
+            known.update({n: count - known[n] for n, count in counts.items()})
         return Round(
             round=round_,
             participants=tuple(sorted(self._numbers[node] for node in nodes)),
-            arrivals=fresh,
+            arrivals=fresh["offered"],
+            kept=fresh["kept"],
+            replaced=fresh["replaced"],
+            refused=fresh["refused"],
             dropouts=sum(reply.has_error() for reply in replies),
             refused_reports=dict(Counter(str(rejection.reason) for rejection in rejected)),
             staleness=self._estimator.staleness(round_),
         )
+
+    def _note_failures(self, round_: int, replies: list[Message]) -> None:
+        """Log what clients failed of, and once what is not as it should be."""
+        failed = [reply for reply in replies if reply.has_error()]
+        for why, count in Counter(str(reply.error.reason) for reply in failed).most_common(3):
+            lines = why.strip().splitlines() or ["no reason given"]
+            words = (round_, count, len(replies), lines[-1][:_REASON_LENGTH])
+            log.warning("round %d: %d of %d clients failed: %s", *words)
+        if failed and len(failed) == len(replies):
+            log.error("round %d: every client failed; nothing was learnt", round_)
+        if any(word in str(r.error.reason) for r in failed for word in _SECAGG_WORDS):
+            self._warn_once(
+                "Flower's SecAgg+ runs with the older flwr.server alone: take secaggplus_mod out, "
+                "or serve a fleet with privacy.secure_aggregation"
+            )
+        answered = [reply for reply in replies if not reply.has_error()]
+        bare = sum(KEEPER not in reply.content for reply in answered)
+        if bare:
+            self._warn_once(
+                "%d of %d clients sent no records of a Keeper: add keeper.records() to their "
+                "replies, or their samples are not chosen",
+                bare,
+                len(answered),
+            )
+        open_gradients = sum(
+            GRADIENT in record and not record.get("private", False)
+            for reply in answered
+            if isinstance(record := reply.content.get(KEEPER), ConfigRecord)
+        )
+        if open_gradients and type(self._inner).__name__.startswith("DifferentialPrivacy"):
+            self._warn_once(
+                "the strategy protects the model alone, and %d Keepers send mean gradients without "
+                "noise: open them with privacy=, or gist='local', which sends none",
+                open_gradients,
+            )
+
+    def _warn_once(self, words: str, *values: object) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            log.warning(words, *values)
 
     def _write(self, line: Line) -> None:
         if self._recorder is not None:
@@ -231,11 +306,10 @@ class KeeperStrategy(Strategy):
         """Take the local gradients out of the replies; of an invalid one the reply goes on."""
         found: dict[DeviceId, tuple[Any, int]] = {}
         for reply in replies:
-            record = None if reply.has_error() else reply.content.pop(ESTIMATE, None)
             about = None if reply.has_error() else reply.content.get(KEEPER)
-            if not isinstance(record, ArrayRecord) or not isinstance(about, ConfigRecord):
+            if not isinstance(about, ConfigRecord) or GRADIENT not in about:
                 continue
-            node = reply.metadata.src_node_id
+            node, raw = reply.metadata.src_node_id, about[GRADIENT]
             with rejections.attributed_to(node):
                 samples = about.get("samples")
                 if not isinstance(samples, int) or not 0 < samples <= _MAX_SAMPLES:
@@ -243,9 +317,9 @@ class KeeperStrategy(Strategy):
                         RejectionReason.BAD_GRADIENT_SAMPLES,
                         f"{samples!r} is not a number from 1 to {_MAX_SAMPLES}",
                     )
-                if "local_gradient" not in record:
-                    raise RejectedError(RejectionReason.MISSING_ARRAY, "no local_gradient")
-                gradient = record["local_gradient"].numpy()
+                if not isinstance(raw, bytes):
+                    raise RejectedError(RejectionReason.MALFORMED, "its gradient is no bytes")
+                gradient = decode(raw)
                 screen_gradient(gradient, gradient.size, samples, self._limits)
                 found[node] = gradient, samples
         if self._size is None and found:
@@ -270,10 +344,10 @@ class KeeperStrategy(Strategy):
                 continue
             counts = {
                 name: value
-                for name in _SUMMED
-                if isinstance(value := about.get(name), int) and value >= 0
+                for name in (*_SUMMED, *_FATES)
+                if isinstance(value := about.get(name), int) and 0 <= value <= _MAX_COUNT
             }
-            if len(counts) == len(_SUMMED):  # all that adds up over a fleet, or nothing
+            if counts.keys() >= set(_SUMMED):  # all that adds up over a fleet, or nothing
                 reports[reply.metadata.src_node_id] = counts
             listed = about.get("gist")
             figures = (
@@ -325,6 +399,18 @@ class KeeperStrategy(Strategy):
             ).items()
         }
         return counted, estimates, result.merged.filtered
+
+
+def _record_path(given: Path, grid: Grid) -> Path:
+    """Return a file that is not there yet: in a folder named by the run, else the one given."""
+    folder, name = (given.parent, given.stem) if given.suffix == ".jsonl" else (given, "run")
+    if folder == given:
+        with suppress(AttributeError):  # a grid without a run
+            name = f"run-{grid.run.run_id}"
+    path, number = folder / f"{name}.jsonl", 2
+    while path.exists():
+        path, number = folder / f"{name}-{number}.jsonl", number + 1
+    return path.absolute()
 
 
 def _is_cut(rejection: Rejection) -> bool:

@@ -39,6 +39,11 @@ class ModelLayout:
         self._forms = {name: (array.shape, array.dtype) for name, array in found.items()}
         self._parameters = [name for name, array in found.items() if _is_parameter(name, array)]
 
+    @property
+    def has_parameters(self) -> bool:
+        """Whether any array of the model is trained."""
+        return bool(self._parameters)
+
     def fits(self, record: ArrayRecord) -> bool:
         """Say whether a record has the arrays of this model."""
         return set(record) == set(self._forms)
@@ -49,8 +54,8 @@ class ModelLayout:
         Raises
         ------
         RejectedError
-            If an array has another shape or dtype than the model's, or running statistics are not
-            finite.
+            If an array has another shape than the model's, or integers for floats, or running
+            statistics are not finite.
         """
         if not self.fits(record):
             raise RejectedError(
@@ -66,7 +71,9 @@ class ModelLayout:
                 raise RejectedError(
                     RejectionReason.MODEL_SHAPE, f"{name}: expected {shape}, got {array.shape}"
                 )
-            if array.dtype != dtype:
+            # Strategies that merge in float64 send that; a torch model replies in its own float32.
+            floats = np.issubdtype(dtype, np.floating) and np.issubdtype(array.dtype, np.floating)
+            if array.dtype != dtype and not floats:
                 raise RejectedError(
                     RejectionReason.MODEL_DTYPE, f"{name}: expected {dtype}, got {array.dtype}"
                 )
@@ -137,8 +144,11 @@ def updates_in(
 ) -> Mapping[int, ReplyUpdate]:
     """Return the updates of the replies by their nodes.
 
-    Empty if most replies hold something else than the model: an app that trains a part of it.
+    Empty if most replies hold something else than the model: an app that trains a part of it. Empty
+    also where the model has no parameters: boosted trees travel as bytes, which may be of any length.
     """
+    if not layout.has_parameters:
+        return {}
     sent = [reply for reply in replies if not reply.has_error()]
     updates = {
         reply.metadata.src_node_id: ReplyUpdate(reply, layout, weight_key)

@@ -30,10 +30,11 @@ from fedkeep.core.types import Vector
 from fedkeep.flower.recording import FleetRecorder, FleetRecordOptions, header_of
 from fedkeep.flower.rounds import RoundOptions, ServerMetrics
 from fedkeep.flower.state_store import StateStore
-from fedkeep.flower.strategy import FedkeepStrategy
+from fedkeep.flower.strategy import FedkeepStrategy, require_same
 from fedkeep.keyholder.service import KeyHolderOptions, RemotePlanner
 from fedkeep.privacy.options import PrivacyOptions, refuse_conflicts
 from fedkeep.privacy.secagg.server import SecureAggregationServer
+from fedkeep.protocol.wire import from_array
 from fedkeep.records import Header
 from fedkeep.tables import Table, build, flat, merged, put, read_toml
 
@@ -134,8 +135,80 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
         run_config,
         header_of(spec),
         agreement=agreement_of(spec, spec.regions.count),
+        specification=fixed_terms(spec),
         participation=spec.train.participation,
     )
+
+
+def fixed_terms(spec: FleetSpec) -> dict[str, str]:
+    """Return what cannot change while a run goes on: the form of samples, model and gradients.
+
+    >>> config = {"samples": {"shape": [30], "labels": 10}, "model": {"name": "softmax"}}
+    >>> fixed_terms(parse_fleet(config))["samples.labels"]
+    '10'
+    """
+    model = {f"model.{key}": str(value) for key, value in sorted(spec.model.items())}
+    return {
+        "samples.shape": str(list(spec.samples.shape)),
+        "samples.labels": str(spec.samples.labels),
+        **model,
+        "parameters": str(spec.learner.size),
+        **agreement_of(spec, spec.regions.count),
+    }
+
+
+def refuse_changes(spec: FleetSpec, url: str, run: str, anew: str) -> None:
+    """Raise if a saved run was begun with another form of samples, model or gradients.
+
+    Parameters
+    ----------
+    spec : FleetSpec
+        The fleet as it is specified now.
+    url, run : str
+        Where its state is saved, and under which name. Nothing is made there.
+    anew : str
+        What to do to begin anew, as the end of a sentence.
+
+    Raises
+    ------
+    ConfigError
+        With the keys that differ, and both values.
+    """
+    if "://" not in url and not Path(url).exists():
+        return
+    saved = StateStore(url, run).saved("specification")
+    if saved is not None:
+        require_same(from_array(saved, dict[str, str]), fixed_terms(spec), anew)
+
+
+def refuse_saved_changes(app: Path, config: UserConfig, anew: str) -> None:
+    """Raise if the run that an app's config names is saved with another specification.
+
+    Parameters
+    ----------
+    app : Path
+        The folder that is served; an app of tables of its own is not checked.
+    config : UserConfig
+        What the run sets.
+    anew : str
+        What to do to begin anew, as the end of a sentence.
+    """
+    said = read_toml(app / "pyproject.toml")
+    for key in ("tool", "flwr", "app", "config"):
+        said = said.get(key, {})
+    tables = tables_of(dict(flat(said)) | config)
+    state = build(StateOptions, table_of(tables, "state"), "state")
+    if isinstance(said.get("samples"), dict) and state.url:
+        refuse_changes(parse_fleet(fleet_tables(tables)), state.url, state.run, anew)
+
+
+def check_specification(path: Path) -> FleetSpec:
+    """Return what a fleet.toml specifies; raise where anything in it is wrong."""
+    tables = merged(_ALWAYS_SAID, read_toml(path))
+    spec = parse_fleet(tables)
+    _deployment(tables, spec.aggregation)
+    spec.server()
+    return spec
 
 
 def show_log() -> None:
@@ -162,6 +235,7 @@ def open_strategy(
     run_config: UserConfig,
     header: Header | None = None,
     agreement: Mapping[str, str] | None = None,
+    specification: Mapping[str, str] | None = None,
     **rounds: Any,
 ) -> FedkeepStrategy:
     """Return the strategy that the run config's tables describe; a header begins a record.
@@ -189,8 +263,9 @@ def open_strategy(
         else None
     )
     strategy = FedkeepStrategy(
-        server, replace(said["rounds"], **rounds), store, sums, planner, agreement=agreement
-    )
+        server, replace(said["rounds"], **rounds), store, sums, planner,
+        agreement=agreement, specification=specification,
+    )  # fmt: skip
     if state.resume:
         strategy.resume()
     elif store is not None and store.load() is not None:

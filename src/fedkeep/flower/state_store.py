@@ -6,7 +6,7 @@ that changed are written, so a fleet of many kept gradients costs what its parti
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from math import prod
 from pathlib import Path
@@ -30,6 +30,8 @@ from fedkeep.core.types import AnyArray, State
 
 _PLAIN_KINDS = "biufSU"
 _CHUNK_BYTES = 1 << 18
+_ROWS_AT_ONCE = 64
+"""Chunks that are written by one statement: 16 MB."""
 
 Chunk: TypeAlias = Mapping[Any, Any]
 """A row of `fedkeep_chunks` by its columns."""
@@ -119,29 +121,31 @@ class StateStore:
             head.round,
             {(row.name, row.number): row.digest for row in rows},
         )
-        state = {}
-        for name, (first, *others) in arrays.items():
-            data = b"".join(chunk["data"] for chunk in (first, *others))
-            shape = [int(part) for part in first["shape"].split(",") if part]
-            kind = np.dtype(first["dtype"])
-            if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * prod(shape):
-                raise DataError(
-                    f"the saved array {name!r} does not fit its dtype and shape: restore a backup"
-                )
-            state[name] = np.frombuffer(data, dtype=kind).reshape(shape).copy()
+        state = {name: _joined(name, chunks) for name, chunks in arrays.items()}
         return Saved(head.round, state)
+
+    def saved(self, name: str) -> AnyArray | None:
+        """Return one array of what was last committed, or None; the others are not read."""
+        with self._engine.begin() as connection:
+            mine = (
+                sql.select(_chunks)
+                .where(_chunks.c.run == self.run, _chunks.c.name == name)
+                .order_by(_chunks.c.number)
+            )
+            rows = [row._mapping for row in connection.execute(mine).all()]
+        return _joined(name, rows) if rows else None
 
     def commit(self, round_: int, state: State) -> None:
         """Make `state` the one after `round_`, whole or not at all."""
-        chunks = {
-            (name, chunk["number"]): chunk
+        # Twice over the arrays, so that no more than a few chunks are held beside them.
+        digests = {
+            (name, chunk["number"]): _digest(chunk)
             for name, array in state.items()
             for chunk in _cut(name, array)
         }
-        digests = {key: _digest(chunk) for key, chunk in chunks.items()}
-        changed = [key for key, digest in digests.items() if self._digests.get(key) != digest]
+        changed = {key for key, digest in digests.items() if self._digests.get(key) != digest}
         gone = [key for key in self._digests if key not in digests]
-        values = {"round": round_, "chunks": len(chunks)}
+        values = {"round": round_, "chunks": len(digests)}
         with self._engine.begin() as connection:
             mine = _runs.c.run == self.run
             if self._round is not None:
@@ -163,8 +167,18 @@ class StateStore:
                     _chunks.c.number == sql.bindparam("a_number")
                 )
                 connection.execute(sql.delete(_chunks).where(_chunks.c.run == self.run, named), old)
-            if changed:
-                rows = [{**chunks[key], "run": self.run, "digest": digests[key]} for key in changed]
+            rows: list[dict[str, Any]] = []
+            for name, array in state.items():
+                if not any((name, number) in changed for number in range(_parts_of(array))):
+                    continue
+                for chunk in _cut(name, array):
+                    key = name, chunk["number"]
+                    if key in changed:
+                        rows.append({**chunk, "run": self.run, "digest": digests[key]})
+                    if len(rows) >= _ROWS_AT_ONCE:
+                        connection.execute(sql.insert(_chunks), rows)
+                        rows = []
+            if rows:
                 connection.execute(sql.insert(_chunks), rows)
         self._round, self._digests = round_, digests
 
@@ -199,10 +213,28 @@ def _engine(address: URL) -> Engine:
 def _cut(name: str, array: AnyArray) -> Iterator[Chunk]:
     if array.dtype.kind not in _PLAIN_KINDS:
         raise DataError(f"only plain arrays can be saved, and {name!r} is of dtype {array.dtype}")
-    data = np.ascontiguousarray(array).tobytes()
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     form = {"name": name, "dtype": array.dtype.str, "shape": ",".join(map(str, array.shape))}
-    for number, start in enumerate(range(0, max(len(data), 1), _CHUNK_BYTES)):
-        yield {**form, "number": number, "data": data[start : start + _CHUNK_BYTES]}
+    for number in range(_parts_of(array)):
+        start = number * _CHUNK_BYTES
+        yield {**form, "number": number, "data": flat[start : start + _CHUNK_BYTES].tobytes()}
+
+
+def _parts_of(array: AnyArray) -> int:
+    """How many chunks an array takes; one if it is empty."""
+    return max(1, -(-array.nbytes // _CHUNK_BYTES))
+
+
+def _joined(name: str, chunks: Sequence[Chunk]) -> AnyArray:
+    """Return the array of which these are the chunks, in order."""
+    data = b"".join(chunk["data"] for chunk in chunks)
+    shape = [int(part) for part in chunks[0]["shape"].split(",") if part]
+    kind = np.dtype(chunks[0]["dtype"])
+    if kind.kind not in _PLAIN_KINDS or len(data) != kind.itemsize * prod(shape):
+        raise DataError(
+            f"the saved array {name!r} does not fit its dtype and shape: restore a backup"
+        )
+    return np.frombuffer(data, dtype=kind).reshape(shape).copy()
 
 
 def _digest(chunk: Chunk) -> bytes:

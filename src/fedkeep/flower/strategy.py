@@ -37,6 +37,7 @@ from fedkeep.keyholder.service import RemotePlanner
 from fedkeep.privacy.secagg import protocol
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 from fedkeep.protocol.messages import AskSum, Evaluate, Evaluated, Participate
+from fedkeep.protocol.wire import from_array, to_array
 
 log = logging.getLogger("fedkeep.flower")
 
@@ -74,6 +75,8 @@ class FedkeepStrategy:
     metrics: ServerMetrics | None = None
     agreement: Mapping[str, str] | None = None
     """What devices must have configured alike (`config.agreement`); None: it is not checked."""
+    specification: Mapping[str, str] | None = None
+    """What cannot change while a run goes on; saved with it. None: it is neither."""
 
     def __post_init__(self) -> None:
         self._rejections, self._tally, self._valid = Rejections(), np.zeros(2, dtype=np.int64), 0
@@ -95,6 +98,15 @@ class FedkeepStrategy:
             words = "resume it as it was, or begin another"
             raise ConfigError(
                 f"this run was saved with another privacy.secure_aggregation: {words}"
+            )
+        if self.specification is not None and "specification" in saved.state:
+            before = from_array(saved.state["specification"], dict[str, str])
+            require_same(before, self.specification, "begin another run by --run NAME")
+        model = saved.state["server.model"]
+        if len(model) != len(self.server.model):
+            raise ConfigError(
+                f"the saved model has {len(model)} parameters, the configured one "
+                f"{len(self.server.model)}: configure it as it was, or begin another run"
             )
         restore_parts(self._parts, saved.state)
         self._tally[:] = saved.state.get("tally.bytes", 0)
@@ -143,9 +155,10 @@ class FedkeepStrategy:
         if self.metrics is not None:
             self.metrics.see(outcome, len(self._membership.online), *self._tally.tolist())
         if self.store is not None:
-            self.store.commit(
-                self.server.round, snapshot_parts(self._parts) | {"tally.bytes": self._tally}
-            )
+            state = snapshot_parts(self._parts) | {"tally.bytes": self._tally}
+            if self.specification is not None:
+                state["specification"] = to_array(dict(self.specification))
+            self.store.commit(self.server.round, state)
         named = [f"{rejection.device}: {rejection.reason}" for rejection in rejections]
         log.info("round %d: %s %s", summary.round, outcome.metrics() | evaluation, named or "")
         return outcome
@@ -384,6 +397,39 @@ class FedkeepStrategy:
                     protocol.require_usable(answer.keys)
                 answers[devices[node]] = answer
         return answers
+
+
+def require_same(before: Mapping[str, str], now: Mapping[str, str], anew: str) -> None:
+    """Raise if what cannot change while a run goes on has changed.
+
+    Parameters
+    ----------
+    before, now : Mapping of str to str
+        The terms with which the run was saved, and those of today.
+    anew : str
+        What to do to begin anew, as the end of a sentence.
+
+    Raises
+    ------
+    ConfigError
+        With the keys that differ, and both values.
+
+    Examples
+    --------
+    >>> try:
+    ...     require_same({"samples.labels": "10"}, {"samples.labels": "12"}, "run `reset`")
+    ... except ConfigError as error:
+    ...     print(str(error).partition(":")[0])
+    samples.labels was 10 when this run was saved and is 12 now
+    """
+    differing = [
+        f"{key} was {before.get(key, 'not set')} when this run was saved and is "
+        f"{now.get(key, 'not set')} now"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if differing:
+        raise ConfigError(f"{'; '.join(differing)}: change it back, or {anew}")
 
 
 def _content(request: protocol.Request) -> RecordDict:

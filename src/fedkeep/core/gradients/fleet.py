@@ -165,7 +165,11 @@ class IncrementalEstimator:
         }
 
     def restore(self, state: State) -> None:
-        """Become what `snapshot` described."""
+        """Become what `snapshot` described; of another estimator's state nothing is taken."""
+        if "devices" not in state:
+            self._slots, self._kept, self._free = {}, {}, []
+            self._sums, self._direction, self._round = {}, None, -1
+            return
         devices, slots, weights, rounds = (
             state[name].tolist() for name in ("devices", "slots", "weights", "rounds")
         )

@@ -1,0 +1,116 @@
+"""What Keeper and KeeperStrategy tell each other, where Flower's mods and strategies do not look.
+
+Mods such as `LocalDpMod` expect one ArrayRecord in a message and in its reply; clipping mods also
+one ConfigRecord in the message, and one MetricRecord in the reply; strategies one ArrayRecord and
+one MetricRecord in a reply. So g_hat is bytes in the message's own ConfigRecord, what differs
+between nodes is in a MetricRecord beside it, and all that a reply adds is in one ConfigRecord.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.types import Vector
+
+KEEPER = "fedkeep.keeper"
+"""The name of the records that are ours alone."""
+DIRECTION, PRESET, GRADIENT = "fedkeep.direction", "fedkeep.preset", "local_gradient"
+"""Keys: the first two stand among those of the strategy, the third in a reply's own record."""
+_FLOAT = np.dtype("<f4")
+
+
+@dataclass(frozen=True, eq=False)
+class KeeperOrder:
+    """What a message holds for a Keeper beside the model."""
+
+    round: int = 0
+    accepted: int | None = None
+    """The round of this node's last gradient that was accepted, -1 for none; None: not said."""
+    direction: Vector | None = None
+    preset: str = ""
+    """The strategy's; empty: not said."""
+
+
+def add_orders(
+    messages: Iterable[Message],
+    round_: int,
+    accepted: Mapping[int, int],
+    direction: Vector | None,
+    preset: str,
+) -> list[Message]:
+    """Add to each message what its Keeper is to know.
+
+    Messages may share their content, as those of Flower's strategies do; it stays as it was. What
+    is the same for all stays one record, and is uploaded once.
+
+    Parameters
+    ----------
+    messages : iterable of Message
+        The inner strategy's.
+    round_ : int
+        The round.
+    accepted : mapping of int to int
+        By node, the round of its last gradient that was accepted.
+    direction : Vector, optional
+        g_hat, from the first gradients on.
+    preset : str
+        The strategy's preset.
+    """
+    shared = {PRESET: preset} | ({} if direction is None else {DIRECTION: encode(direction)})
+    made: dict[int, ConfigRecord] = {}
+    ordered = []
+    for message in messages:
+        content = RecordDict(dict(message.content.items()))
+        name = next(iter(content.config_records), "config")
+        config = content.config_records.get(name, ConfigRecord())
+        # The record is held by the message: no other has its id meanwhile.
+        if id(config) not in made:
+            made[id(config)] = ConfigRecord({**config, **shared})
+        content[name] = made[id(config)]
+        last = accepted.get(message.metadata.dst_node_id, -1)
+        content[KEEPER] = MetricRecord({"round": round_, "accepted": last})
+        message.content = content
+        ordered.append(message)
+    return ordered
+
+
+def read_order(content: RecordDict) -> KeeperOrder:
+    """Return what a message holds for a Keeper; of another strategy's nothing."""
+    numbers = content.metric_records.get(KEEPER, MetricRecord())
+    direction, preset = None, ""
+    for record in content.config_records.values():
+        if isinstance(found := record.get(DIRECTION), bytes):
+            direction = decode(found)
+        preset = str(record.get(PRESET, preset))
+    accepted = numbers.get("accepted")
+    return KeeperOrder(
+        round=int(str(numbers.get("round", 0))),
+        accepted=None if accepted is None else int(str(accepted)),
+        direction=direction,
+        preset=preset,
+    )
+
+
+def encode(vector: Vector) -> bytes:
+    """Return a vector as little-endian float32.
+
+    >>> decode(encode(np.array([1.0, 2.5], dtype=np.float32))).tolist()
+    [1.0, 2.5]
+    """
+    return np.ascontiguousarray(vector, dtype=_FLOAT).tobytes()
+
+
+def decode(raw: bytes) -> Vector:
+    """Return the vector that `encode` wrote.
+
+    Raises
+    ------
+    RejectedError
+        If it is no whole number of floats.
+    """
+    if len(raw) % _FLOAT.itemsize:
+        raise RejectedError(RejectionReason.MALFORMED, f"{len(raw)} bytes are no vector of float32")
+    return np.frombuffer(raw, dtype=_FLOAT).astype(np.float32)
