@@ -158,7 +158,7 @@ class AttackedFleet:
 
     def _coordinate(self, members: list[DeviceId]) -> None:
         profiles = {
-            d: Profile(self.experiment.storage.capacity, self.simulator.parts.velocities[d])
+            d: Profile(int(self.simulator.parts.capacities[d]), self.simulator.parts.velocities[d])
             for d in members
         }
         if self.attack is not None and self.attack.inflated:

@@ -8,7 +8,6 @@ rest. (9d) is dropped on all sides, since the label weights supply it; what it w
 import argparse
 import json
 import resource
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,7 @@ from fedkeep.core.planning.assignment import frequent, largest_per_row
 from fedkeep.core.planning.greedy import Greedy, LabelLimits
 from fedkeep.core.planning.plan import Plan, make_plan
 from fedkeep.core.planning.profiles import FleetProfiles
-
-sys.path.append(str(Path(__file__).parents[1] / "experiments"))
-from lab.exact import Exact, Problem
+from fedkeep.solvers.exact import Exact, Problem
 
 LABELS, LIMIT = 10, 2
 UNDER_9D = "optimum under (9d), tenth"

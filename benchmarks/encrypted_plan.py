@@ -1,4 +1,4 @@
-"""What a plan costs that the server cannot see into: sealed profiles, as fedkeep has them, beside CKKS, as in `lab`.
+"""What a plan costs that the server cannot see into: sealed profiles, as fedkeep has them, beside ranked ones (CKKS).
 
     python benchmarks/encrypted_plan.py [--quick] [--json FILE]
 
@@ -8,7 +8,6 @@ checked against the plain plan, those from CKKS against the plain greedy plan wi
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,8 +28,6 @@ from fedkeep.keyholder.service import AskKey, AskPlan, KeyReply, KeyService
 from fedkeep.protocol.addresses import Address
 from fedkeep.protocol.messages import EncryptedProfiled, ProfileRequest
 from fedkeep.protocol.wire import from_bytes, to_bytes
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 Result = TypeVar("Result")
 Run = dict[str, Any]
@@ -90,7 +87,7 @@ def sealed(devices: int, labels: int) -> Run:
 
 def encrypted(scheme: Any, devices: int, labels: int) -> Run:
     """CKKS: the server adds up and compares without reading anything; the key-holder reads signs and totals."""
-    from lab.encrypted_order import Comparisons, Contexts, OrderedFleet
+    from fedkeep.keyholder.ranking import Comparisons, Contexts, OrderedFleet
 
     capacities, velocities = fleet_of(devices, labels)
     holder, comparisons, encrypting, size = Contexts(scheme), Comparisons(devices, labels), 0.0, 0
@@ -105,7 +102,9 @@ def encrypted(scheme: Any, devices: int, labels: int) -> Run:
 
     tables, both = timed(lambda: public.compare(answers()))
     greedy = Greedy(improve_up_to=0)
-    plan, planning = timed(lambda: holder.plan(comparisons, tables, capacities, greedy))
+    plan, planning = timed(
+        lambda: holder.plan(comparisons, tables, (np.arange(devices), capacities), greedy)
+    )
     levels = scheme.level_of(velocities).astype(np.float64)
     on_grid = OrderedFleet(np.arange(devices), capacities, levels, velocities.sum(axis=0))
     plain, clear = timed(lambda: greedy.plan(on_grid))
@@ -123,9 +122,9 @@ def jobs(quick: bool) -> Iterator[tuple[str, tuple[int, int], Callable[[int, int
     """The ways, the sizes of fleets they are tried on, and how each is measured."""
     yield from (("sealed", size, sealed) for size in (QUICK if quick else SEALED))
     if find_spec("tenseal") is None:
-        print("CKKS is left out: install tenseal, of the lab extra")
+        print("CKKS is left out: install tenseal, of the homomorphic extra")
         return
-    from lab.encrypted_order import COARSE, Scheme
+    from fedkeep.keyholder.ranking import COARSE, Scheme
 
     for way, scheme in (
         (("CKKS, coarse", COARSE),)

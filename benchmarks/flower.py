@@ -1,10 +1,11 @@
-"""A round over a real SuperLink: fedkeep's app against Flower's own FedAvg app, same model, nodes and machine.
+"""A round over a real SuperLink: fedkeep's app against Flower's own FedAvg app.
 
     python benchmarks/flower.py [--quick] [--json FILE] [--agents] [--secure] [--simulation NODES]
 
-`--agents` plays fifteen rounds with streaming agents, once with ODE and once with a random store. `--secure` plays
-rounds by secure sums against rounds in the clear. `--simulation` runs as many virtual devices in Flower's simulation
-(needs flwr[simulation]).
+Model, nodes and machine are the same. `--agents` plays fifteen rounds with streaming agents, once
+with ODE and once with a random store. `--secure` plays rounds by secure sums against rounds in the
+clear. `--simulation` runs as many virtual devices in Flower's simulation (needs flwr[simulation]).
+What corrections add to a Keeper is measured by `benchmarks/keeper_correct.py`.
 """
 
 import argparse
@@ -41,6 +42,7 @@ PARAMETERS = 310
 
 
 def main() -> None:
+    """Run what the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two nodes and three rounds")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
@@ -114,7 +116,7 @@ def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
 
 
 def message_bytes() -> dict[str, float]:
-    """What one device sends and is sent in a round, as arrays."""
+    """Count the bytes of arrays that one device sends and is sent in a round."""
     vector = np.ones(PARAMETERS, dtype=np.float32)
     order = codec.encode(Participate(TrainOrder(0, vector, vector, LocalTraining(0.1, 1))))
     report = codec.encode(Reported(Report(0, vector, 1.0, 1, 1, vector, 1)))
@@ -130,7 +132,7 @@ def message_bytes() -> dict[str, float]:
 
 
 def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
-    """Accuracy after the same rounds over agents that keep by ODE, and over agents that keep at random."""
+    """Compare accuracy over agents that keep by ODE with that over agents that keep at random."""
     figures = {}
     for policy in ("ode", "reservoir"):
         with (

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fedkeep.config.reference import keys_of
-from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
+from fedkeep.core.gradients import GradientAccumulator
 from fedkeep.core.types import FloatArray, Vector
 
 PAGE = Path(__file__).with_name("gist.md")

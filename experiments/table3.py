@@ -74,7 +74,7 @@ def _device(experiment: Experiment, data: Federation, learner: FleetLearner) -> 
     """A device that has taken part once: with a model, a direction and its share of the plan."""
     coordinated = experiment.names["coordinator"] != "none"
     regions: Regions = LabelRegions(data.labels if coordinated else 1)
-    capacity = experiment.storage.capacity
+    capacity = int(experiment.storage.capacities(1, experiment.seed)[0])
     quotas = np.full(regions.count, max(1, capacity // regions.count), dtype=np.int64)
     device = Device(
         learner,

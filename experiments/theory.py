@@ -176,6 +176,7 @@ def distances(table: Table, seeds: tuple[int, ...], every: int) -> dict[str, Any
         models, accuracies = [], []
         for seed in seeds:
             part = {"policy": {"name": method}, "preset": "paper", "seed": seed}
+            part["coordinator"] = {**table.get("coordinator", {}), "unassigned": "fill"}
             if method == "central":
                 part["train"] = {**table["train"], "participation": 1.0}
             simulator = Simulator(resolve({**table, **part}))

@@ -187,7 +187,8 @@ def bytes_at_rest(experiment: Experiment) -> int:
     """The stored samples and the gist as they are kept; the model is on every device anyway."""
     data = load_data(experiment.task, experiment.seed)
     codec = SampleCodec(data.sample_shape, encoding=experiment.stream.encoding)
-    samples = experiment.storage.capacity * codec.nbytes
+    capacities = experiment.storage.capacities(data.devices, experiment.seed)
+    samples = int(capacities.mean()) * codec.nbytes
     samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
     if experiment.gist.mode == "none":
         return samples

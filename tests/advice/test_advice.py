@@ -206,7 +206,10 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
     assert "\nUse " in done.output
     advice = folder / "advice" / "mine"
     cells = expand(read_experiment(advice / "experiment.toml"))
-    slots = {cell.experiment.label: cell.experiment.storage.capacity for cell in cells}
+    slots = {}
+    for cell in cells:
+        assert isinstance(cell.experiment.storage.capacity, int)
+        slots[cell.experiment.label] = cell.experiment.storage.capacity
     assert f"Trying the methods with {slots[FIFO]} of them a device" in done.stderr
     assert slots[LOCAL] <= slots[FIFO]
     assert set(slots) == {*CANDIDATES, UNLIMITED}

@@ -142,6 +142,7 @@ WALK: list[tuple[str, Any, Table]] = [
 """A key, another value than it has, and tables in which it has something to do."""
 
 ELSEWHERE = {
+    "limits.enabled": "tests/core/test_server.py: no cut runs without limits",
     "record.checkpoint_every": "tests/sim/test_engine.py: a killed run goes on from its checkpoint",
     "regions.name": "tests/experiments/test_clusters.py: regions of one's own",
     "policy.window": "tests/contract: the windows of the authors' variants are 50 samples long",

@@ -183,7 +183,10 @@ def test_replanning_drops_no_more_assignments_than_brute_force_would(seed: int) 
 
 
 def test_a_fleet_that_can_never_meet_its_minimum_still_moves_little() -> None:
-    """30 labels want 100 holders each, 300 devices hold 3: all labels get as many as there can be, no more move."""
+    """30 labels want 100 holders each, 300 devices hold 3.
+
+    All labels get as many as there can be, no more move.
+    """
     rng = np.random.default_rng(0)
     velocities = rng.random((300, 30)) * (rng.random((300, 30)) < 0.3)
     fleet = FleetProfiles.numbered(np.full(300, 9), velocities)
@@ -231,7 +234,10 @@ def test_a_label_that_lost_its_holders_is_taken_by_one_that_can_spare_another() 
 
 
 def test_a_chain_of_exchanges_finds_a_holder_where_no_single_one_does() -> None:
-    """Device 0 alone sees label 0 but holds 1, whose only other owner holds 2, which device 2 can take."""
+    """Device 0 alone sees label 0 but holds 1, whose only other owner holds 2.
+
+    Which device 2 can take.
+    """
     fleet = FleetProfiles.numbered([1, 1, 1], [[1, 0, 9], [0, 9, 8], [0, 9, 0]])
     assert Greedy(1, 1).plan(fleet).holders.tolist() == [1, 1, 1]
 
@@ -271,7 +277,8 @@ def test_a_store_smaller_than_its_labels_gets_one_slot_each_for_the_fastest() ->
     plan = Greedy(1, 3).plan(FleetProfiles.numbered([2], [[1, 3, 2]]))
     assert plan.quotas.tolist() == [[0, 1, 1]]
     assert [str(s) for s in plan.shortfalls] == [
-        "label 0 has 0 of 1 holders: the others that see it hold as many labels as they may, so it has no weight",
+        "label 0 has 0 of 1 holders: the others that see it hold as many labels as they may, "
+        "so it has no weight",
         "2 of 3 labels fit on device 0: every label held needs a slot",
     ]
 

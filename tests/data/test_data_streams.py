@@ -1,4 +1,7 @@
-"""Laws of streams: endless, exact in rate, each sample once a pass, and blind to how they are cut."""
+"""Laws of streams: endless, exact in rate, each sample once a pass.
+
+And blind to how they are cut.
+"""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -169,7 +172,10 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_a_label_lasts_as_long_as_asked_at_each_device_by_itself() -> None:
-    """Ten arrivals a round, bursts of two rounds: 20 arrivals, 4/3 of that since one in four follows its like."""
+    """Ten arrivals a round, bursts of two rounds.
+
+    20 arrivals, 4/3 of that since one in four follows its like.
+    """
     fleet = federation((60_000, 60_000), labels=4)
     stream = Stream(fleet, StreamOptions(rounds_per_pass=6000, burst=2.0), seed=0)
     one, other = (stream.between(device, 0, 60_000).y for device in (0, 1))

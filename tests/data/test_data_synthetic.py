@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkeep.data import TASKS
+from fedkeep.data import TASKS, Federation
 from fedkeep.data.synthetic import Demo, Synthetic
 
 STOCK = {"smallest": 5, "largest": 1000}
@@ -84,3 +84,22 @@ def test_the_embedded_task_is_small_and_shows_all_labels_almost_everywhere() -> 
 def test_wrong_options_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Synthetic(**options)
+
+
+def test_dealt_samples_change_devices_and_nothing_else() -> None:
+    own, half, even = (
+        Synthetic(devices=30, smallest=300, largest=400, mixed=mixed).load(seed=0)
+        for mixed in (0.0, 0.5, 1.0)
+    )
+    for dealt in (half, even):
+        np.testing.assert_array_equal(dealt.x, own.x)
+        np.testing.assert_array_equal(dealt.y, own.y)
+        np.testing.assert_array_equal(dealt.train.sizes, own.train.sizes)
+        used = np.concatenate([dealt.train.indices, dealt.test.indices])
+        np.testing.assert_array_equal(np.sort(used), np.arange(len(own.y)))
+
+    def top(fleet: Federation) -> float:
+        return float((fleet.label_counts.max(axis=1) / fleet.label_counts.sum(axis=1)).mean())
+
+    assert top(own) > 0.8 > top(half) > 0.45 > top(even)
+    assert ((even.label_counts > 0).sum(axis=1) >= 9).all()

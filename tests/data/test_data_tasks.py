@@ -1,8 +1,12 @@
-"""The tasks on their real files (FEDKEEP_DATA), and on small files of the same form that the tests make."""
+"""The tasks on their real files (FEDKEEP_DATA).
+
+And on small files of the same form that the tests make.
+"""
 
 import gzip
 import os
 import zipfile
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,11 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import DataError
 from fedkeep.core.types import AnyArray
-from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist
+from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fashion_mnist, har
 from fedkeep.data.cache import RemoteFile, find, read_idx
 from fedkeep.data.custom import AudioMnist, UjiIndoor, Westermo
+from fedkeep.data.engines import C_MAPSS
 from fedkeep.data.har import (
     GEOTEC_PACKED,
     HARBOX,
@@ -23,7 +29,9 @@ from fedkeep.data.har import (
     read_geotec,
     read_harbox,
 )
+from fedkeep.data.shakespeare import SHAKESPEARE, Shakespeare
 from fedkeep.data.traffic import IMAGES, LABEL_FILE, Traffic, mask_sessions
+from fedkeep.sim.engine import Simulator
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +47,10 @@ def need(*files: RemoteFile) -> None:
 
 
 def assert_whole(fleet: Federation) -> None:
-    """What every federation must keep: each sample with one owner and one purpose, all labels known."""
+    """What every federation must keep.
+
+    Each sample with one owner and one purpose, all labels known.
+    """
     used = np.concatenate([fleet.train.indices, fleet.test.indices])
     assert len(np.unique(used)) == len(used)
     assert fleet.x.dtype == np.float32
@@ -61,6 +72,21 @@ def test_fashion_mnist_in_full() -> None:
         assert set(trained) == set(tested)
         assert len(set(trained)) == 5
     assert 0 <= fleet.x.min() < fleet.x.max() == 1
+
+
+def test_fashion_mnist_standardised_per_pixel() -> None:
+    need(*fashion_mnist.FILES.values())
+    fleet = TASKS["fashion-mnist"](pixels="standardised").load(seed=0)  # type: ignore[call-arg]
+    plain = TASKS["fashion-mnist"]().load(seed=0)
+    assert_whole(fleet)
+    trained = fleet.x[:60_000].astype(np.float64)
+    np.testing.assert_allclose(trained.mean(axis=0), 0, atol=1e-3)
+    spread = trained.std(axis=0)
+    assert spread.max() < 1
+    assert np.median(spread) > 0.9999
+    np.testing.assert_array_equal(fleet.train.indices, plain.train.indices)
+    corner = fleet.x[:, 0, 14, 14].astype(np.float64)
+    assert np.corrcoef(corner, plain.x[:, 0, 14, 14])[0, 1] == pytest.approx(1)
 
 
 def test_test_samples_follow_the_labels_of_the_training_samples() -> None:
@@ -88,6 +114,37 @@ def test_geotec_in_full() -> None:
     assert 0.9 < gravity < 1.2
     again = TASKS["har"]().load(seed=1)
     np.testing.assert_array_equal(fleet.x, again.x)
+
+
+def test_geotec_in_windows_of_one_activity() -> None:
+    need(GEOTEC_PACKED)
+    fleet, all_windows = (
+        TASKS["har"](windows=windows).load(seed=0)  # type: ignore[call-arg]
+        for windows in ("one-activity", "overlapping")
+    )
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels) == (46, 5)
+    used = np.concatenate([fleet.train.indices, fleet.test.indices])
+    assert len(used) == 7_297
+    assert set(fleet.train.of(3)) < set(all_windows.train.of(3))
+    assert set(fleet.test.of(3)) < set(all_windows.test.of(3))
+
+
+def test_a_window_of_two_activities_is_left_out_and_so_is_a_device_without_any() -> None:
+    """Two devices of three executions: one changes its activity in the middle of each."""
+    steps = 151
+    half = np.repeat([2, 3], [75, 76])
+    rows = {
+        "recordings": np.array([f"s0{d}_sp/0{e}" for d in (1, 2) for e in (1, 2, 3)]),
+        "offsets": steps * np.arange(7),
+        "signals": np.zeros((6 * steps, 6), dtype=np.float32),
+        "labels": np.concatenate([np.full(3 * steps, 4), half, half, half]),
+    }
+    whole, pure = geotec_federation(rows), geotec_federation(rows, pure=True)
+    assert (whole.devices, whole.train.sizes.tolist()) == (2, [1, 1])
+    assert pure.device_names == ("s01_sp",)
+    assert (pure.train.sizes.tolist(), pure.test.sizes.tolist()) == ([1], [2])
+    assert set(pure.y[pure.train.indices]) == {4}
 
 
 def test_geotec_is_read_from_the_official_zip_as_from_the_packed_file(tmp_path: Path) -> None:
@@ -141,6 +198,51 @@ def test_harbox_from_a_file_of_its_form(tmp_path: Path) -> None:
     known = fleet.x[fleet.train.indices].reshape(-1, 100, 9)
     np.testing.assert_allclose(known.mean(axis=(0, 1)), 0, atol=1e-5)
     np.testing.assert_allclose(known.std(axis=(0, 1)), 1, atol=1e-5)
+
+
+def test_harbox_trains_from_a_file_of_its_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name in an experiment: 120 phones, each without one activity."""
+    rng = np.random.default_rng(1)
+    path = tmp_path / HARBOX.name
+    with zipfile.ZipFile(path, "w") as archive:
+        for user in range(1, 122):
+            for label, activity in enumerate(har.HARBOX_LABELS):
+                if (user + label) % 5 == 0:
+                    continue
+                clock = 1.5e12 + 20 * np.arange(330)
+                axes = np.round(
+                    rng.normal(label, 1, (330, 9)) * [9.8, 9.8, 9.8, *[1] * 3, *[50] * 3], 4
+                )
+                lines = (
+                    f"{int(at)} " + " ".join(map(str, row))
+                    for at, row in zip(clock, axes.tolist(), strict=True)
+                )
+                archive.writestr(
+                    f"large_scale_HARBox/{user}/{activity}_train.txt", "\n".join(lines)
+                )
+    known = replace(HARBOX, checksum=sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(har, "HARBOX", known)
+    monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    table = {
+        "task": {"name": "har", "dataset": "harbox"},
+        "preset": "paper",
+        "policy": {"name": "ode"},
+        "coordinator": {"unassigned": "fill"},
+        "stream": {"rounds_per_pass": 50},
+        "storage": {"capacity": 5},
+        "train": {"rounds": 40, "participation": 0.2, "learning_rate": 0.05},
+        "record": {"every": 40},
+    }
+    simulator = Simulator(resolve(table))
+    (*_, last) = simulator.run()
+    data = simulator.parts.data
+    assert (data.devices, data.labels, data.sample_shape) == (120, 5, (900,))
+    assert len(data.y) == 120 * 4 * 3
+    assert last.evaluation is not None
+    assert last.evaluation.accuracy > 0.5
 
 
 def test_harbox_windows_are_consecutive_rows_without_the_clock(tmp_path: Path) -> None:
@@ -325,6 +427,39 @@ def test_prepared_sets_in_full(
     assert_whole(fleet)
     assert (fleet.devices, fleet.labels) == (devices, labels)
     assert (len(fleet.train.indices), len(fleet.test.indices)) == (train, test)
+
+
+def test_engines_go_through_their_states_one_after_the_other() -> None:
+    need(C_MAPSS)
+    fleet = TASKS["c-mapss"]().load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (100, 4, (21,))
+    assert (len(fleet.train.indices), len(fleet.test.indices)) == (20_631, 13_096)
+    for device in range(100):
+        states = fleet.y[fleet.train.of(device)]
+        assert (np.diff(states) >= 0).all()
+        assert states[-1] == 3
+    stream = Stream(fleet, StreamOptions(shuffle=False), seed=0)
+    assert set(stream.arrivals(0, 290, 300).y) == {3}
+    np.testing.assert_allclose(fleet.x[fleet.train.indices].mean(axis=0), 0, atol=1e-3)
+
+
+def test_speakers_say_the_next_character() -> None:
+    need(SHAKESPEARE)
+    fleet = Shakespeare(most=50).load(seed=0)
+    assert_whole(fleet)
+    assert (fleet.devices, fleet.labels, fleet.sample_shape) == (82, 36, (16,))
+    assert fleet.train.sizes.tolist() == [50] * 82
+    assert fleet.test.sizes.tolist() == [5] * 82
+    first, second = fleet.train_batch(7).x[:2]
+    np.testing.assert_array_equal(first[1:], second[:-1])
+    assert fleet.train_batch(7).y[0] == second[-1]
+    hot = Shakespeare(most=50, form="one-hot").load(seed=0)
+    np.testing.assert_array_equal(hot.x.argmax(axis=-1), fleet.x)
+    assert (hot.x.sum(axis=-1) == 1).all()
+    np.testing.assert_array_equal(hot.y, fleet.y)
+    whole = Shakespeare(most=None).load(seed=0)
+    assert len(whole.y) == 808_564
 
 
 @pytest.mark.parametrize("file", [Westermo.file, UjiIndoor.file], ids=lambda file: file.dataset)

@@ -9,7 +9,12 @@ ROOT = Path(__file__).parents[2]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
     "contracts"
 ]
-HOMES = {"torch": {"learn"}, "flwr": {"flower"}}
+HOMES = {
+    "torch": {"learn"},
+    "flwr": {"flower"},
+    "scipy": {"solvers"},
+    "tenseal": {"keyholder"},
+}
 
 
 def rooms() -> set[str]:

@@ -107,6 +107,7 @@ PUBLIC = {
         "read_run",
         "read_runs",
     ],
+    "fedkeep.solvers": ["Clusters", "Exact", "Hierarchical", "KMeans"],
 }
 
 

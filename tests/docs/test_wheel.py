@@ -61,6 +61,31 @@ def test_the_wheel_brings_the_page_and_the_types(installed: Path, tmp_path: Path
     assert {"py.typed", "skeleton.html"} <= set(names)
 
 
+def test_the_papers_experiments_run_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    small = ("train.rounds=2", "task.devices=12", "task.smallest=60", "task.largest=80")
+    done = run(
+        *(installed / "fedkeep", "paper", "table2", "--task", "st", "--seed", "0", "--jobs", "1"),
+        *(word for setting in small for word in ("--set", setting)),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ode-est" in done.stdout
+    assert "The paper's row" in done.stdout
+    for name in ("ablation", "simplified", "motivation", "authors"):
+        listed = run(installed / "fedkeep", "paper", cwd=tmp_path).stdout
+        assert f"{name}: " in listed
+
+
+def test_the_exact_plan_names_its_extra(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "exact.toml").write_text(
+        'task = { name = "demo" }\npolicy = { name = "ode" }\ncoordinator = { name = "exact" }\n'
+    )
+    done = run(installed / "fedkeep", "run", "exact.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "fedkeep[plan]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_missing_extra_is_named(installed: Path, tmp_path: Path) -> None:
     done = run(installed / "fedkeep", "watch", tmp_path, cwd=tmp_path)
     assert done.returncode == 2

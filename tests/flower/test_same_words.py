@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+import torch
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.app.user_config import UserConfig
 
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
@@ -18,10 +19,8 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Profile
 from fedkeep.flower import codec
 from fedkeep.flower.client_app import app
-from fedkeep.flower.device_memory import DeviceMemory
 from fedkeep.flower.keeper import Keeper
 from fedkeep.flower.server_app import open_fleet
-from fedkeep.learn.models import learner_for
 from fedkeep.protocol.messages import Profiled
 from fedkeep.tables import Table
 from tests.flower.in_process import InProcessGrid, InProcessNode, make_node
@@ -74,11 +73,11 @@ def test_a_misspelt_preset_is_named() -> None:
 def kept_after_two_offers(preset: str) -> set[bytes]:
     """What is left of the first offer's samples after a sync and as many arrivals more."""
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    learner = learner_for("softmax", (3,), 2, last_layers=1)
+    softmax = torch.nn.Linear(3, 2)
     rng = np.random.default_rng(0)
-    with Keeper(learner, DeviceMemory(context), 6, "balanced-reservoir", preset) as keeper:
+    with Keeper.open(context, softmax, 6, policy="balanced-reservoir", preset=preset) as keeper:
         keeper.offer(rng.normal(size=(20, 3)) * 3, np.arange(20) % 2)
-        keeper.sync(learner.initial(0), np.ones(learner.gradient_size, dtype=np.float32))
+        keeper.sync(ArrayRecord(softmax.state_dict()), np.ones(8, dtype=np.float32))
         first = {x.tobytes() for x, _ in keeper.samples()}
         keeper.offer(rng.normal(size=(20, 3)) / 100, np.arange(20) % 2)
         return first & {x.tobytes() for x, _ in keeper.samples()}

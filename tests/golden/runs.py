@@ -171,7 +171,13 @@ RUNS: dict[str, Callable[[], Fingerprint]] = {
     "softmax-high-loss": lambda: embedded(policy={"name": "high-loss"}),
     "softmax-fedbalancer": lambda: embedded(policy={"name": "fedbalancer"}),
     "softmax-ode-drawn": lambda: embedded(**DRAWN),
-    "softmax-ode-paper": lambda: embedded(policy=ODE, preset="paper"),
+    "softmax-ode-paper": lambda: embedded(
+        policy=ODE,
+        preset="paper",
+        coordinator={"name": "greedy"},
+        estimator={"normalise": True},
+        limits={"enabled": True},
+    ),
     "softmax-unlimited": lambda: embedded(policy={"name": "full-data"}),
     "softmax-dropout-drift": lambda: embedded(
         policy=ODE, stream={"drift": 0.7}, train={"dropout": 0.3}

@@ -175,20 +175,23 @@ def test_learns(policy: str) -> None:
         {"preset": "paper"},
         {"preset": "authors"},
         {"policy": {"name": "fifo"}, "coordinator": {"name": "greedy", "applies_to": "all"}},
-        {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
+        {"regions": {"name": "k-means", "count": 4}},
         {
             "regions": {
-                "name": "lab.clusters:Clusters",
-                "method": "hierarchical",
+                "name": "hierarchical",
                 "count": 3,
                 "space": "activations",
             }
         },
-        {"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}},
+        {"coordinator": {"name": "exact", "clients_per_label": 2}},
         {"coordinator": {"quantities": "frequent"}},
         {"stream": {"label_noise": 0.2, "drift": 0.5}},
         {"stream": {"burst": 10.0}},
         {"profile": {"measured": True, "every": 7}},
+        {"stream": {"current": False}},
+        {"storage": {"capacity": 8, "capacity_spread": 0.7}},
+        {"estimator": {"name": "incremental", "normalise": False}},
+        {"coordinator": {"name": "paper-greedy", "unassigned": "fill"}},
         {"correction": {"name": "momentum"}},
         {"correction": {"name": "fedvarp"}},
         {"correction": {"name": "scaffold"}},
@@ -416,10 +419,10 @@ def test_a_refused_report_is_no_dropout(tmp_path: Path) -> None:
     ("tables", "names"),
     [
         (
-            {"regions": {"name": "lab.clusters:Clusters", "count": 4}},
+            {"regions": {"name": "k-means", "count": 4}},
             tuple(f"cluster {n}" for n in range(4)),
         ),
-        ({"coordinator": {"name": "lab.exact:Exact", "clients_per_label": 2}}, ()),
+        ({"coordinator": {"name": "exact", "clients_per_label": 2}}, ()),
     ],
     ids=str,
 )

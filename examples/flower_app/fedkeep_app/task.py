@@ -20,7 +20,7 @@ NOT_THE_EXPERIMENT = {"samples", "state_dir", "output", *DEPLOYMENT_KEYS}
 
 
 def experiment_of(run_config: UserConfig) -> Experiment:
-    """The run config's fleet with the data of its `task`: what `fedkeep run` would simulate."""
+    """Resolve the run config's fleet, with the data of its `task`, as `fedkeep run` would."""
     return resolve(
         {
             key: value
@@ -31,7 +31,7 @@ def experiment_of(run_config: UserConfig) -> Experiment:
 
 
 def simulated_device(context: Context) -> NodeDevice:
-    """The node's device, which catches up on its stream when it is woken."""
+    """Make the node's device, which catches up on its stream when it is woken."""
     number, ground = device_number(context), _ground(tuple(sorted(context.run_config.items())))
     arrivals, test = partial(ground.stream.arrivals, number), ground.data.test_batch(number)
     directory = context.node_config.get("state-dir") or context.run_config.get("state-dir")
@@ -46,12 +46,12 @@ def simulated_device(context: Context) -> NodeDevice:
 
 @lru_cache(maxsize=1)
 def _ground(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> SimulationContext:
-    """What devices share; a process that serves several, as Flower's simulation does, makes it once."""
+    """Make what devices share, once in a process that serves several."""
     return simulation_context(experiment_of(dict(run_config)))
 
 
 def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
-    """The run's, but the key to seal profiles to is the node's own to say: the server cannot bring another."""
+    """Take the run's options; the key to seal profiles to is the node's own to name."""
     key = str(context.node_config.get("public-key", ""))
     told = experiment.privacy
     return replace(told, encrypted_profiles=told.encrypted_profiles or bool(key), public_key=key)

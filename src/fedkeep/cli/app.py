@@ -14,6 +14,7 @@ from fedkeep.cli.explain import explain, list_
 from fedkeep.cli.export import export
 from fedkeep.cli.fleet import fleet, provision, serve
 from fedkeep.cli.keyholder import keyholder
+from fedkeep.cli.paper import paper
 from fedkeep.cli.plan import plan
 from fedkeep.cli.report import report
 from fedkeep.cli.run import run
@@ -47,7 +48,7 @@ def options(
     """Decides what a federated device keeps of its stream."""
 
 
-for verb in (demo, advise, run, report, watch, plan, check, export, provision, serve):
+for verb in (demo, advise, run, paper, report, watch, plan, check, export, provision, serve):
     app.command()(verb)
 app.command("list")(list_)
 app.command()(explain)

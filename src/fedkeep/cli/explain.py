@@ -15,10 +15,13 @@ from fedkeep.config.presets import PRESETS
 from fedkeep.config.reference import about, keys_of, toml
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import Registry, did_you_mean
-from fedkeep.learn.models import DENSE, TORCH
+from fedkeep.learn.models import DENSE, FEDBOOST, TORCH
 from fedkeep.loading import find_component
 
-_MODELS = {**dict.fromkeys(DENSE, "numpy alone"), **dict.fromkeys(TORCH, "needs the torch extra")}
+_MODELS = {
+    **dict.fromkeys([*DENSE, FEDBOOST], "numpy alone"),
+    **dict.fromkeys(TORCH, "needs the torch extra"),
+}
 _OTHERS = {
     "base": "Another experiment file, or a list of files, whose tables come first.",
     "label": "What tables and legends call the method.",

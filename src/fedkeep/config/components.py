@@ -10,6 +10,7 @@ from fedkeep.core.regions import Regions
 from fedkeep.core.registry import Registry
 from fedkeep.data import PARTITIONS, TASKS
 from fedkeep.loading import find_component
+from fedkeep.solvers import Hierarchical, KMeans
 
 assert fedkeep.core.policies  # importing them is what registers them
 
@@ -21,8 +22,12 @@ COMPONENTS: dict[str, Registry[Any]] = {
     "partition": PARTITIONS,
 }
 """By the table of an experiment that they stand in."""
-REGIONS: Registry[type[Regions]] = Registry("division into regions", methods=("assign",))
-"""Custom divisions; fedkeep's own goes by the table's `name`."""
+REGIONS: Registry[type[Regions]] = Registry(
+    "division into regions",
+    {"k-means": KMeans, "hierarchical": Hierarchical},
+    methods=("assign",),
+)
+"""Beside `label`, which is the default."""
 
 
 def find_policy(name: str) -> type[SelectionPolicy]:

@@ -145,7 +145,9 @@ class Method(MethodConfig):
             regions=regions,
             schedule=self.train,
             coordinator=self.coordinator,
-            estimator=self.exchange.estimator(self.estimator.name, self.estimator.max_age),
+            estimator=self.exchange.estimator(
+                self.estimator.name, self.estimator.max_age, normalise=self.estimator.normalise
+            ),
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
@@ -329,7 +331,8 @@ def parts_of(tables: dict[str, type[Any]], table: Table) -> tuple[dict[str, Any]
     own = {
         key: name
         for key in tables
-        if key in _OWN and ":" in (name := str(table_of(table, key).get("name", "")))
+        if key in _OWN
+        and (":" in (name := str(table_of(table, key).get("name", ""))) or name in _OWN[key])
     }
     parts = {
         key: build(cls, table_of(table, key), key) for key, cls in tables.items() if key not in own

@@ -1,15 +1,20 @@
 """The tables that experiments, fleets and agents share, and those of an experiment alone."""
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.device import DeviceOptions, StoreRules
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import Learner
 from fedkeep.core.schedule import Schedule
+from fedkeep.core.seeds import generator
 from fedkeep.core.store import AfterUse
+from fedkeep.core.types import IntArray
 from fedkeep.learn.models import learner_for
 from fedkeep.tables import Table
 
@@ -18,8 +23,11 @@ from fedkeep.tables import Table
 class StorageOptions(StoreRules):
     """`storage`: how much a device can keep, and what becomes of it."""
 
-    capacity: int = 10
-    """|B_c| of the paper: how many samples a device can keep."""
+    capacity: int | tuple[int, ...] = 10
+    """|B_c| of the paper: how many samples a device can keep; a list has a number for each device of
+    a simulated fleet."""
+    capacity_spread: float = 0.0
+    """Simulated only: standard deviation of the logarithm of a device's capacity around `capacity`."""
     after_use: Literal["keep", "discount", "evict_trained_first"] = "keep"
     """What becomes of samples that were trained on: `keep` is the paper, their score is all that counts; `discount`
     lowers their rank with each use; `evict_trained_first` lets any later arrival of the region displace them."""
@@ -28,8 +36,47 @@ class StorageOptions(StoreRules):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "capacity", least=1)
+        if isinstance(self.capacity, int):
+            check_range(self, "capacity", least=1)
+        elif not self.capacity or min(self.capacity) < 1:
+            raise ValueError(f"capacity must be 1 or more for each device, got {self.capacity}")
+        check_range(self, "capacity_spread", least=0, below=math.inf)
+        if self.capacity_spread and not isinstance(self.capacity, int):
+            raise ValueError(
+                "capacity_spread goes with one capacity for all: leave one of them out"
+            )
         self.rule()
+
+    def capacities(self, devices: int, seed: int) -> IntArray:
+        """Give the capacity of every device of a simulated fleet.
+
+        Parameters
+        ----------
+        devices : int
+            How many devices there are.
+        seed : int
+            The experiment's, from which a spread is drawn.
+
+        Returns
+        -------
+        ndarray of int, shape (C,)
+            |B_c|, at least 1.
+
+        Raises
+        ------
+        ConfigError
+            If a list of capacities does not have one for each device.
+        """
+        if isinstance(self.capacity, int):
+            exponents = generator(seed, "capacity").normal(0.0, 1.0, devices)
+            spread = self.capacity * np.exp(self.capacity_spread * exponents)
+            return np.asarray(np.maximum(1, np.rint(spread)), dtype=np.int64)
+        if len(self.capacity) != devices:
+            raise ConfigError(
+                f"'storage.capacity' has {len(self.capacity)} numbers for {devices} devices: "
+                "give one for each, or a single one for all"
+            )
+        return np.array(self.capacity, dtype=np.int64)
 
     def rule(self) -> AfterUse:
         return AfterUse(self.after_use, self.discount)
@@ -57,6 +104,9 @@ class EstimatorOptions:
     """Rounds after which a device's g_hat_c no longer counts (`incremental`); None: never."""
     exact_samples: int | None = None
     """Take exact gradients over this many samples, drawn once by the seed; None: over all."""
+    normalise: bool = True
+    """`incremental`: divide by the weight of the devices that have reported; false is Eq. 8 as printed, where those
+    that have not yet count as zeros."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_age", "exact_samples", least=1)
@@ -111,8 +161,9 @@ class RegionOptions:
     """`regions`: how the distribution is divided among the devices of a coordinated fleet."""
 
     name: Literal["label"] = "label"
-    """How samples are told apart: `label` is the paper; or `module:Class` with a `count` and an `assign` of your own,
-    and an `agree` where they depend on the data, as clusters do (`experiments/lab/clusters.py`)."""
+    """How samples are told apart: `label` is the paper; `k-means` and `hierarchical` cluster them
+    (`pip install 'fedkeep[plan]'`); or `module:Class` with a `count` and an `assign` of your own,
+    and an `agree` where they depend on the data."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +174,9 @@ class RecordOptions:
     """Rounds between evaluations."""
     devices: int = 1
     """How many devices' stores are recorded at each evaluation, to be looked at."""
+    accuracy: Literal["pooled", "devices"] = "pooled"
+    """`pooled` is over all test samples, so that a device counts by how many it has; `devices` is the
+    paper's mean over the devices."""
     checkpoint_every: int = 100
     """Rounds after which a run's state is saved, at the next evaluation; `--resume` goes on from there."""
     prequential: bool = False

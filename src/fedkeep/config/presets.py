@@ -28,11 +28,14 @@ PRESETS: dict[str, dict[str, Table]] = {
     "paper": {
         "*": {
             "aggregation": {"name": "fedavg"},
+            "limits": {"enabled": False},
             "storage": {"after_use": "keep", "rescore": True, "quotas": "hard"},
+            "coordinator": {"name": "paper-greedy"},
             "weights": {"client_label": 0.0},
-            "estimator": {"name": "incremental", "cold_start": "none"},
+            "estimator": {"name": "incremental", "cold_start": "none", "normalise": False},
             "stream": {"shuffle": True},
             "train": {"decay": 0.95},
+            "record": {"accuracy": "devices"},
         },
     },
     "authors": {

@@ -8,7 +8,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -111,6 +111,8 @@ def _in_words(hint: Any) -> str:
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(toml, parts))
+    if origin is UnionType and NoneType not in parts:
+        return " or ".join(map(_in_words, parts))
     if NoneType in parts:
         return (
             " or ".join(_in_words(part) for part in parts if part is not NoneType) + ", or left out"

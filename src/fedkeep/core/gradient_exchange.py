@@ -217,7 +217,9 @@ class GradientExchange(ABC):
             The sensitivity that the noise of differential privacy is made for; None without noise.
         """
 
-    def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:
+    def estimator(
+        self, name: str, max_age: int | None = None, *, normalise: bool = True
+    ) -> GlobalEstimator:
         """Make the server's half, which merges what devices send (Eq. 8).
 
         Parameters
@@ -226,8 +228,12 @@ class GradientExchange(ABC):
             `estimator.name` of a configuration; `exact` is given from elsewhere, by an oracle.
         max_age : int, optional
             Rounds after which what a device sent no longer counts.
+        normalise : bool
+            Whether Eq. 8 is divided by the weight that it covers, or by that of the whole fleet.
         """
-        return GivenEstimator() if name == "exact" else global_estimator(name, max_age)
+        if name == "exact":
+            return GivenEstimator()
+        return global_estimator(name, max_age, normalise=normalise)
 
     def fleet_gradient(self, order: TrainOrder) -> Vector | None:  # noqa: ARG002
         """Give the vector of an order towards which local steps turn; None if they do not."""
@@ -254,7 +260,13 @@ class NoExchange(GradientExchange):
         """Make the device's half."""
         return GradientSender()
 
-    def estimator(self, name: str, max_age: int | None = None) -> GlobalEstimator:  # noqa: ARG002
+    def estimator(
+        self,
+        name: str,  # noqa: ARG002
+        max_age: int | None = None,  # noqa: ARG002
+        *,
+        normalise: bool = True,  # noqa: ARG002
+    ) -> GlobalEstimator:
         """Make the server's half."""
         return GivenEstimator()
 

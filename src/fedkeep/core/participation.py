@@ -73,6 +73,11 @@ class Participation:
         self._gradients: StoredGradients | None = None
         self._after: PerSampleGradients | None = None
 
+    @property
+    def gradients(self) -> StoredGradients | None:
+        """What is stored, as measured under the old model and the new; None without a gist."""
+        return self._gradients
+
     def prepare(self) -> TrainingJob:
         """Follow the order up to the training itself.
 

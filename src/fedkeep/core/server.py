@@ -452,6 +452,7 @@ class Server:
         for device in set(self._rates) - set(rates):
             self.forget(device)
         self._plan, self._rates, self._rates_known = plan, rates, known
+        self._estimator.fleet_weight = sum(rates.values())
         self._pipeline.follow_plan(rates)
 
     def _parts(self) -> dict[str, Stateful]:

@@ -10,10 +10,12 @@ True
 from fedkeep.core.registry import Registry
 from fedkeep.data.cache import Progress
 from fedkeep.data.custom import AudioMnist, Custom, UjiIndoor, Westermo
+from fedkeep.data.engines import CMapss
 from fedkeep.data.fashion_mnist import FashionMnist
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, Task
 from fedkeep.data.har import Har
 from fedkeep.data.partition import PARTITIONS, Partition, partition, partition_from
+from fedkeep.data.shakespeare import Shakespeare
 from fedkeep.data.streams import Stream, StreamOptions
 from fedkeep.data.synthetic import Demo, Synthetic
 from fedkeep.data.traffic import Traffic
@@ -22,10 +24,12 @@ TASKS: Registry[type[Task]] = Registry(
     "task",
     {
         "audio-mnist": AudioMnist,
+        "c-mapss": CMapss,
+        "custom": Custom,
         "demo": Demo,
         "fashion-mnist": FashionMnist,
         "har": Har,
-        "custom": Custom,
+        "shakespeare": Shakespeare,
         "synthetic": Synthetic,
         "traffic": Traffic,
         "uji-indoor": UjiIndoor,
@@ -35,6 +39,6 @@ TASKS: Registry[type[Task]] = Registry(
 )
 
 __all__ = [
-    "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress", "Stream", "StreamOptions",
-    "Task", "partition", "partition_from",
+    "PARTITIONS", "TASKS", "Federation", "ModelSpec", "Ownership", "Partition", "Progress",
+    "Stream", "StreamOptions", "Task", "partition", "partition_from",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Finds data files on this machine, or fetches them once from their official address.
 
-Places, in order: the folder in the environment variable FEDKEEP_DATA, the user's cache, Debian's dataset
-folder. A file is laid either in a folder of its dataset or directly in the place. What is slow to parse is
-kept parsed. Nothing here prints: progress is a callback.
+Places, in order: the folder in the environment variable FEDKEEP_DATA, the user's cache, Debian's
+dataset folder. A file is laid either in a folder of its dataset or directly in the place. What is
+slow to parse is kept parsed. Nothing here prints: progress is a callback.
 """
 
 import gzip
@@ -71,9 +71,12 @@ def find(file: RemoteFile) -> Path | None:
 
 
 def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
-    """The path of the file, checked by its checksum; downloaded into the user's cache if it is nowhere.
+    """Find the file, or download it, and check it by its checksum.
 
-    It is fetched into `target`.part, goes on where an earlier try stopped, and is moved into place once it is checked.
+    It is downloaded into the user's cache if it is nowhere.
+
+    It is fetched into `target`.part, goes on where an earlier try stopped, and is moved into place
+    once it is checked.
     """
     if (found := find(file)) is not None:
         check(found, file)
@@ -86,7 +89,11 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
     try:
         with alone_in(target.parent):  # parallel runs of a sweep all want the same file first
             if not target.exists():
-                _fetch(file.url, part, progress)
+                try:
+                    _fetch(file.url, part, progress)
+                except DataError as error:
+                    otherwise = f"or fetch it otherwise and put it at {target}"
+                    raise DataError(f"{error}; {otherwise}") from None
                 try:
                     check(part, file)
                 except DataError:
@@ -102,7 +109,10 @@ def obtain(file: RemoteFile, progress: Progress | None = None) -> Path:
 
 
 def check(path: Path, file: RemoteFile) -> None:
-    """Refuses a file whose checksum is not the expected one; that of a zip covers its CSV files, whatever folder."""
+    """Refuse a file whose checksum is not the expected one.
+
+    That of a zip covers its CSV files, whatever folder.
+    """
     summed = hashlib.new(file.algorithm)
     try:
         if file.of == "zipped CSV files":
@@ -122,8 +132,9 @@ def check(path: Path, file: RemoteFile) -> None:
         ) from None
     if summed.hexdigest() != file.checksum:
         raise DataError(
-            f"{path} is not the file it should be: {file.algorithm} of the {file.of} is {summed.hexdigest()}, "
-            f"expected {file.checksum}; remove it, and it will be fetched anew"
+            f"{path} is not the file it should be: {file.algorithm} of the {file.of} is "
+            f"{summed.hexdigest()}, expected {file.checksum}; "
+            "remove it, and it will be fetched anew"
         )
 
 
@@ -150,7 +161,10 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def _fetch_rest(url: str, part: Path, progress: Progress | None) -> None:
-    """Appends to `part` what it lacks; raises IncompleteRead when the connection drops before the end."""
+    """Appends to `part` what it lacks.
+
+    Raises IncompleteRead when the connection drops before the end.
+    """
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:

@@ -268,7 +268,12 @@ def _names_of_objects(what: str, values: AnyArray, table: SampleTable) -> AnyArr
     names = []
     for value in values.tolist():
         plain = value.item() if isinstance(value, np.generic) else value
-        if isinstance(plain, bool) or isinstance(plain, float) and plain.is_integer() and abs(plain) <= 2**53:
+        if (
+            isinstance(plain, bool)
+            or isinstance(plain, float)
+            and plain.is_integer()
+            and abs(plain) <= 2**53
+        ):
             plain = int(plain)
         elif plain is None or isinstance(plain, float):
             plain = "" if plain is None or math.isnan(plain) else plain

@@ -1,7 +1,8 @@
 """A stream to try an agent with: samples of the embedded task, in real time.
 
-An agent's configuration names it: `[[source]] kind = "iterator"`, `function = "fedkeep.data.demo_stream:arrivals"`.
-Environment: FEDKEEP_DEVICE and FEDKEEP_DEVICES number the device, FEDKEEP_RATE is samples a second.
+An agent's configuration names it: `[[source]] kind = "iterator"`, `function =
+"fedkeep.data.demo_stream:arrivals"`. Environment: FEDKEEP_DEVICE and FEDKEEP_DEVICES number the
+device, FEDKEEP_RATE is samples a second.
 """
 
 import os
@@ -17,7 +18,10 @@ _BLOCK = 32
 
 
 def arrivals() -> Iterator[tuple[AnyArray, int]]:
-    """The device's endless stream; after a restart it goes on with new samples, as a sensor would."""
+    """The device's endless stream.
+
+    After a restart it goes on with new samples, as a sensor would.
+    """
     device, devices = int(os.environ["FEDKEEP_DEVICE"]), int(os.environ["FEDKEEP_DEVICES"])
     pause = 1.0 / float(os.environ.get("FEDKEEP_RATE", "20"))
     stream = Stream(Demo(devices=devices).load(seed=0), StreamOptions(), seed=int(time.time()))

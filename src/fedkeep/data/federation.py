@@ -32,7 +32,20 @@ class Ownership:
 
     @classmethod
     def from_assignment(cls, assignment: IntArray, devices: int) -> Self:
-        """The samples of each device in their order, from one device number a sample (-1: nobody's)."""
+        """Group samples by device, in their order.
+
+        Parameters
+        ----------
+        assignment : ndarray of int, shape (N,)
+            One device number a sample; -1 is nobody's.
+        devices : int
+            How many devices there are.
+
+        Returns
+        -------
+        Ownership
+            The samples of each.
+        """
         order = np.argsort(assignment, kind="stable").astype(np.int64)
         counts = np.bincount(assignment[assignment >= 0], minlength=devices)
         return cls(order[len(order) - int(counts.sum()) :], counts)
@@ -63,7 +76,10 @@ class Ownership:
 
     @cached_property
     def offsets(self) -> IntArray:
-        """Where each device's samples begin in `indices`, and where the last one's end, (C + 1,)."""
+        """Where each device's samples begin in `indices`, and where the last one's end.
+
+        (C + 1,).
+        """
         return np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
 
     @cached_property
@@ -74,7 +90,10 @@ class Ownership:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model by its registered name or as `module:factory`, with its options: data knows no learner."""
+    """A model by its registered name or as `module:factory`, with its options.
+
+    Data knows no learner.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +101,10 @@ class ModelSpec:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everything a simulation needs to know of its data; a sample's id is its row in `x` and `y`."""
+    """Everything a simulation needs to know of its data.
+
+    A sample's id is its row in `x` and `y`.
+    """
 
     name: str
     x: AnyArray
@@ -136,7 +158,10 @@ class Federation:
 
     @cached_property
     def pooled_test(self) -> Batch:
-        """The test samples of all devices, in the order of the devices: cut it at `test.offsets`."""
+        """The test samples of all devices, in the order of the devices.
+
+        Cut it at `test.offsets`.
+        """
         return self.take(self.test.indices)
 
     @cached_property
@@ -148,9 +173,11 @@ class Federation:
 def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:
     """Training and test parts of every device, the test part drawn at random inside the device.
 
-    A device with a single sample keeps it for training; one with more gives at least one to the test.
+    A device with a single sample keeps it for training; one with more gives at least one to the
+    test.
 
-    >>> train, test = hold_out(Ownership.from_assignment(np.array([0, 0, 0, 0, 1]), devices=2), 0.25, seed=0)
+    >>> owned = Ownership.from_assignment(np.array([0, 0, 0, 0, 1]), devices=2)
+    >>> train, test = hold_out(owned, 0.25, seed=0)
     >>> train.sizes, test.sizes
     (array([3, 1]), array([1, 0]))
     """
@@ -169,7 +196,10 @@ def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership,
 
 
 class Task(Protocol):
-    """A named source of data; its dataclass fields are the keys of `task` in an experiment's TOML."""
+    """A named source of data.
+
+    Its dataclass fields are the keys of `task` in an experiment's TOML.
+    """
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         """The same federation for the same options and seed; `seed` draws partitions and splits."""

@@ -1,7 +1,8 @@
 """The task HAR: human activity from motion sensors, each person's device a natural client.
 
-GeoTec are recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023). HARBOX are activities of
-121 people's phones, for users who download it (Ouyang et al., MobiSys 2021).
+GeoTec are recordings of phones and watches, CC BY 4.0 (Matey-Sanz et al., Data in Brief 2023).
+HARBOX are activities of 121 people's phones, for users who download it (Ouyang et al., MobiSys
+2021).
 """
 
 import re
@@ -63,25 +64,57 @@ class Har:
     """Which recordings: GeoTec's are downloaded, HARBOX must be fetched by hand."""
     test_fraction: float = 0.1
     """HARBOX only; GeoTec is split by recording, because its windows overlap."""
+    windows: Literal["overlapping", "one-activity"] = "overlapping"
+    """GeoTec only: `overlapping` are all windows, by the label of most of their steps;
+    `one-activity` those of a single activity, a quarter of them, as windows of HARBOX are."""
 
     def __post_init__(self) -> None:
         check_range(self, "test_fraction", above=0, below=1)
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        """Read the recordings and cut them into windows.
+
+        Parameters
+        ----------
+        seed : int
+            What HARBOX's split follows from.
+        progress : callable, optional
+            Told of a download.
+
+        Returns
+        -------
+        Federation
+            A device for each person's phone or watch.
+        """
         if self.dataset == "harbox":
             path = obtain(HARBOX)
             return harbox_federation(
                 remembered("harbox-1", lambda: read_harbox(path)), self.test_fraction, seed
             )
         archive = obtain(GEOTEC_PACKED if find(GEOTEC_PACKED) else GEOTEC, progress)
-        return geotec_federation(remembered("geotec-har-1", lambda: read_geotec(archive)))
+        rows = remembered("geotec-har-1", lambda: read_geotec(archive))
+        return geotec_federation(rows, pure=self.windows == "one-activity")
 
 
-def geotec_federation(rows: State) -> Federation:
-    """GeoTec in windows of 150 steps of six axes, time-major, every 15 steps, with the label of most of their steps.
+def geotec_federation(rows: State, *, pure: bool = False) -> Federation:
+    """Cut GeoTec into windows of 150 steps of six axes, time-major, one every 15 steps.
 
-    Windows overlap, so the split is by recording: the last two of a device are its test set. Units are fixed
-    ones that need no statistics of other people's data: acceleration in g, rotation in radians a second.
+    Windows overlap, so the split is by recording: the last two of a device are its test set. Units
+    are fixed ones that need no statistics of other people's data: acceleration in g, rotation in
+    radians a second.
+
+    Parameters
+    ----------
+    rows : State
+        What `read_geotec` returns.
+    pure : bool
+        Only windows of one activity; devices with none for training are left out. Else a window has
+        the label of most of its steps.
+
+    Returns
+    -------
+    Federation
+        A device for each phone and watch.
     """
     recorded = [name.rpartition("/")[0] for name in rows["recordings"].tolist()]
     names, device = np.unique(recorded, return_inverse=True)
@@ -91,11 +124,17 @@ def geotec_federation(rows: State) -> Federation:
     x = rows["signals"][inside].reshape(len(inside), _STEPS * _AXES)
     known = rows["labels"][inside]
     y = np.argmax([(known == label).sum(axis=1) for label in range(len(GEOTEC_LABELS))], axis=0)
+    windows = list(map(len, starts))
+    owner, trained = np.repeat(device, windows), np.repeat(later == device, windows)
+    kept = np.ones(len(y), dtype=bool)
+    if pure:
+        kept = (known == y[:, None]).all(axis=1)
+        able = np.bincount(owner[kept & trained], minlength=len(names)) > 0
+        kept &= able[owner]
+        names, owner = names[able], (np.cumsum(able) - 1)[owner]
     train, test = (
-        Ownership.from_assignment(
-            np.repeat(np.where(own, device, -1), list(map(len, starts))), len(names)
-        )
-        for own in (later == device, later != device)
+        Ownership.from_assignment(np.where(kept & own, owner, -1), len(names))
+        for own in (trained, ~trained)
     )
     return Federation(
         "har", x, y, train, test, GEOTEC_LABELS, _MODEL, tuple(names.tolist()), _ROUNDS_PER_PASS
@@ -103,7 +142,18 @@ def geotec_federation(rows: State) -> Federation:
 
 
 def read_geotec(archive: Path) -> State:
-    """All recordings end to end, in the order of device and execution."""
+    """Read all recordings end to end, in the order of device and execution.
+
+    Parameters
+    ----------
+    archive : Path
+        GeoTec's zip, or the same files in a tar archive.
+
+    Returns
+    -------
+    State
+        The arrays recordings, offsets, signals and labels.
+    """
     found = ((_RECORDING.search(name), content) for name, content in _members(archive))
     recordings = dict(
         sorted((f"{at[1]}_{at[3]}/{at[2]}", content.decode()) for at, content in found if at)
@@ -140,7 +190,22 @@ def _recording(name: str, text: str) -> FloatArray:
 
 
 def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federation:
-    """HARBOX, each axis in standard deviations of the training windows: their units differ."""
+    """Make the fleet of HARBOX's windows, each axis in standard deviations: their units differ.
+
+    Parameters
+    ----------
+    windows : State
+        What `read_harbox` returns.
+    test_fraction : float
+        Held out at random in each device.
+    seed : int
+        What the split follows from.
+
+    Returns
+    -------
+    Federation
+        A device for each user.
+    """
     x, names = windows["x"], tuple(windows["names"].tolist())
     train, test = hold_out(
         Ownership.from_assignment(windows["device"], len(names)), test_fraction, seed
@@ -152,7 +217,23 @@ def harbox_federation(windows: State, test_fraction: float, seed: int) -> Federa
 
 
 def read_harbox(path: Path) -> State:
-    """The windows in a zip of HARBOX's form: 100 rows of nine axes, time-major, in the axes' own units."""
+    """Read the windows in a zip of HARBOX's form: 100 rows of nine axes, time-major.
+
+    Parameters
+    ----------
+    path : Path
+        A zip with files like 1/Walk_train.txt, of ten columns: a clock and nine axes.
+
+    Returns
+    -------
+    State
+        The arrays x, in the axes' own units, y, device and names.
+
+    Raises
+    ------
+    DataError
+        If it is no such file.
+    """
     with zipfile.ZipFile(path) as archive:
         found = [
             at
@@ -163,7 +244,8 @@ def read_harbox(path: Path) -> State:
         windows = [_cut(archive.read(name).decode(), name) for _, _, name in members]
     if not members:
         raise DataError(
-            f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: it is not HARBOX"
+            f"{path} has no files like 1/Walk_train.txt for users 1 to {LAST_USER}: "
+            "it is not HARBOX"
         )
     counts = [len(own) for own in windows]
     users, device = np.unique(

@@ -1,6 +1,9 @@
-"""Ways to divide samples among devices; every sample goes to one device at most, and no device stays empty.
+"""Ways to divide samples among devices.
 
-In an experiment's TOML it is a table of its name and options: `partition = { name = "dirichlet", alpha = 0.3 }`.
+Every sample goes to one device at most, and no device stays empty.
+
+In an experiment's TOML it is a table of its name and options: `partition = { name = "dirichlet",
+alpha = 0.3 }`.
 """
 
 from abc import ABC, abstractmethod
@@ -26,7 +29,10 @@ class Partition(ABC):
 
     @abstractmethod
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:
-        """Which samples each device owns, from their labels and, where known, their true devices."""
+        """Which samples each device owns, from their labels and, where known.
+
+        Their true devices.
+        """
 
 
 Kind = TypeVar("Kind", bound=type[Partition])
@@ -77,13 +83,17 @@ def _by_label(y: IntArray, rng: np.random.Generator) -> list[IntArray]:
 
 @partition("labels")
 class LabelsPerDevice(_MadeUp):
-    """A few labels a device and long-tailed sizes: device u owns labels u, u+1, ...; sizes are log-normal."""
+    """A few labels a device and long-tailed sizes.
+
+    Device u owns labels u, u+1, ...; sizes are log-normal.
+    """
 
     labels: int = 5
     """How many labels a device has."""
     tail: float = 1.0
-    """Standard deviation of the logarithm of a device's size. 0: all alike; 1: four of five devices hold at
-    most about a quarter of what the largest holds, as in the journal version of the paper."""
+    """Standard deviation of the logarithm of a device's size. 0: all alike; 1: four of five devices
+    hold at most about a quarter of what the largest holds, as in the journal version of the paper.
+    """
     minimum: int = 10
     """Samples that a device has of each of its labels at least."""
 
@@ -102,7 +112,8 @@ class LabelsPerDevice(_MadeUp):
             holders = np.flatnonzero((owners == label).any(axis=1))
             if len(group) < self.minimum * len(holders):
                 raise DataError(
-                    f"label {label} has {len(group)} samples for {len(holders)} devices, {self.minimum} each; "
+                    f"label {label} has {len(group)} samples for {len(holders)} devices, "
+                    f"{self.minimum} each; "
                     "lower partition.minimum or partition.devices"
                 )
             if len(holders):
@@ -114,7 +125,10 @@ class LabelsPerDevice(_MadeUp):
 
 @partition("shards")
 class Shards(_MadeUp):
-    """Samples sorted by label and cut into equal shards, `shards` of them a device (McMahan et al. 2017)."""
+    """Samples sorted by label and cut into equal shards.
+
+    `shards` of them a device (McMahan et al. 2017).
+    """
 
     shards: int = 2
 
@@ -137,7 +151,10 @@ class Shards(_MadeUp):
 
 @partition("dirichlet")
 class Dirichlet(_MadeUp):
-    """Each label divided among the devices by a draw from Dirichlet(alpha): a small alpha is very uneven."""
+    """Each label divided among the devices by a draw from Dirichlet(alpha).
+
+    A small alpha is very uneven.
+    """
 
     alpha: float = 0.3
     """How even the shares are; a small one is very uneven."""
@@ -151,7 +168,8 @@ class Dirichlet(_MadeUp):
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
         if len(y) < self.devices * self.minimum:
             raise DataError(
-                f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; lower devices"
+                f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; "
+                "lower devices"
             )
         rng = generator(seed, "partition")
         assignment = np.full(len(y), -1, dtype=np.int64)

@@ -1,7 +1,7 @@
 """Endless streams of arrivals, made from each device's training samples.
 
-A stream is a pure function of (seed, device, position): any stretch of it can be produced without what came
-before, so devices made late, resumed runs and any cutting into batches agree to the byte.
+A stream is a pure function of (seed, device, position): any stretch of it can be produced without
+what came before, so devices made late, resumed runs and any cutting into batches agree to the byte.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,15 @@ class StreamOptions:
     rounds_per_pass: int | None = None
     """Rounds in which a device sees each of its samples once; None: what the task says."""
     shuffle: bool = True
-    """Whether every pass has an order of its own; False repeats the data's, as the authors' code does."""
+    """Whether every pass has an order of its own; False repeats the data's, as the authors' code
+    does."""
+    current: bool = True
+    """Whether what arrives in a round is valued, and may be trained on, before training in that
+    round."""
     burst: float = 0.0
     """Label runs: rounds that one label lasts at a device on average; 0: labels come mixed."""
     drift: float = 0.0
-    """Label shift over time, 0..1: at 1 labels come one after the other, the same for all devices."""
+    """Label shift over time, 0..1: at 1 labels come one after the other, alike for all devices."""
     drift_passes: int = 1
     """Passes that one cycle of the drift takes."""
     label_noise: float = 0.0
@@ -43,7 +47,8 @@ class StreamOptions:
     encoding: EncodingName = "float32"
     """Samples come as a store in fewer bytes gives them back: valued and trained on as decoded."""
     deflate_to: int | None = None
-    """So do those that such a store rounds until they deflate into that many bytes; None: it does not deflate."""
+    """So do those that such a store rounds until they deflate into that many bytes; None: it does
+    not deflate."""
 
     def __post_init__(self) -> None:
         check_range(self, "drift", "label_noise", "outliers", least=0, most=1)
@@ -81,16 +86,37 @@ class Stream:
         self._codecs: dict[int, SampleCodec] = {}
 
     def position(self, device: int, round_: int) -> int:
-        """How many samples have arrived before this round begins, exactly: a pass ends where it should."""
+        """Count the samples that have arrived before this round begins, exactly.
+
+        A pass ends where it should.
+        """
         return round_ * int(self._data.train.sizes[device]) // self._rounds_per_pass
 
     def rounds(self, device: int, start: int, stop: int) -> IntArray:
-        """The round in which each of the arrivals number `start` up to, not including, `stop` comes."""
+        """Give the round in which each arrival comes, from number `start` up to, not including.
+
+        `stop`.
+
+        Parameters
+        ----------
+        device : int
+            Whose stream.
+        start, stop : int
+            Numbers of arrivals.
+
+        Returns
+        -------
+        ndarray of int
+            A round for each.
+        """
         arrivals = np.arange(start, stop, dtype=np.int64)
         return ((arrivals + 1) * self._rounds_per_pass - 1) // int(self._data.train.sizes[device])
 
     def arrivals(self, device: int, first_round: int, last_round: int) -> Batch:
-        """Everything that arrives from `first_round` up to, not including, `last_round`, in order."""
+        """Everything that arrives from `first_round` up to, not including, `last_round`.
+
+        In order.
+        """
         return self.between(
             device, self.position(device, first_round), self.position(device, last_round)
         )
@@ -129,7 +155,10 @@ class Stream:
         )
 
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
-        """The order of one cycle: a pass or, under drift, some passes mixed so that labels shift."""
+        """The order of one cycle.
+
+        A pass or, under drift, some passes mixed so that labels shift.
+        """
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
         order = np.concatenate([self._pass_order(device, owned, number) for number in passes])
         if not self._options.drift:
@@ -140,7 +169,7 @@ class Stream:
         return order[np.argsort(keys, kind="stable")]
 
     def _pass_order(self, device: int, owned: IntArray, number: int) -> IntArray:
-        """The order of a pass; the latest of each device is kept, since most stretches lie in one pass."""
+        """The order of a pass; the latest of each device is kept: most stretches lie in one."""
         if not self._options.shuffle:
             return np.arange(len(owned), dtype=np.int64)
         known = self._orders.get(device)
@@ -149,7 +178,8 @@ class Stream:
                 self._orders.clear()
             order = generator(self._seed, "pass", device, number).permutation(len(owned))
             if self._options.burst:
-                # In stretches of geometric length; two of one label may follow each other, so few labels last longer.
+                # In stretches of geometric length. Two of one label may follow each other, so few
+                # labels last longer.
                 rng = generator(self._seed, "burst", device, number)
                 labels = self._data.y[owned[order]]
                 grouped = np.argsort(labels, kind="stable")

@@ -1,17 +1,19 @@
 """The task ST: LEAF's synthetic generator, to its sizes, labels and features.
 
-LEAF (Caldas et al. 2018) draws with numpy's legacy RandomState; so does this file, in the same order, and
-only here. With LEAF's own spread a device's samples lie so close together that nearly all have one label and
-it hardly matters which of them are stored; a `spread` of 8 or more lets a typical device see all ten labels.
+LEAF (Caldas et al. 2018) draws with numpy's legacy RandomState; so does this file, in the same
+order, and only here. With LEAF's own spread a device's samples lie so close together that nearly
+all have one label and it hardly matters which of them are stored; a `spread` of 8 or more lets a
+typical device see all ten labels, and so does `mixed`, which deals the samples of all devices anew.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 
 from fedkeep.core.bounds import check_range
+from fedkeep.core.seeds import generator
 from fedkeep.core.types import AnyArray, IntArray
 from fedkeep.data.cache import Progress
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
@@ -19,7 +21,10 @@ from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Linear labelling rules over clusters of devices; the paper's sizes are near 5000 to 6000 samples."""
+    """Linear labelling rules over clusters of devices.
+
+    The paper's sizes are near 5000 to 6000 samples.
+    """
 
     devices: int = 200
     """How many devices the fleet has."""
@@ -32,13 +37,16 @@ class Synthetic:
     largest: int = 6000
     """Cap of a device's size (LEAF's stock: 1000)."""
     clusters: int = 1
-    """Groups of devices with a labelling rule of their own; one linear model fits one cluster only."""
+    """Groups of devices with a labelling rule of their own; a linear model fits one of them."""
     spread: float = 1.0
     """Factor on the standard deviations of a device's samples around their centre; 1 is LEAF's."""
     generator_seed: int = 42
     """What the data itself follows from; the experiment's seed draws only splits."""
     test_fraction: float = 0.1
     """Held out in each device for testing."""
+    mixed: float = 0.0
+    """Share of all samples that are dealt anew over the devices, whose sizes stay: 0 is LEAF, where
+    one label is most of a device; 1 deals evenly, so that every device sees all labels."""
 
     task_name: ClassVar[str] = "synthetic"
     usual_rounds_per_pass: ClassVar[int] = 400
@@ -47,15 +55,32 @@ class Synthetic:
         check_range(self, "devices", "labels", "features", "smallest", "clusters", least=1)
         check_range(self, "spread", above=0)
         check_range(self, "test_fraction", above=0, below=1)
+        check_range(self, "mixed", least=0, most=1)
         if self.largest < self.smallest:
             raise ValueError(
                 f"largest must not be below smallest ({self.smallest}), got {self.largest}"
             )
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:  # noqa: ARG002
+        """Generate the samples.
+
+        Parameters
+        ----------
+        seed : int
+            What the split into training and test follows from.
+        progress : callable, optional
+            Not used.
+
+        Returns
+        -------
+        Federation
+            With softmax regression as its model.
+        """
         sizes = self.sizes()
         members = Ownership(np.arange(sizes.sum(), dtype=np.int64), sizes)
         x, y = self._samples(members)
+        if self.mixed:
+            members = replace(members, indices=deal(len(y), self.mixed, self.generator_seed))
         train, test = hold_out(members, self.test_fraction, seed)
         names = tuple(map(str, range(self.labels)))
         pace = self.usual_rounds_per_pass
@@ -64,7 +89,13 @@ class Synthetic:
         )
 
     def sizes(self) -> IntArray:
-        """The number of samples of each device."""
+        """Draw the number of samples of each device.
+
+        Returns
+        -------
+        ndarray of int, shape (C,)
+            By LEAF's law, between the two sizes.
+        """
         drawn = np.random.RandomState(self.generator_seed).lognormal(3, 2, self.devices)
         return np.minimum(drawn.astype(np.int64) + self.smallest, self.largest)
 
@@ -87,9 +118,40 @@ class Synthetic:
         return x, y
 
 
+def deal(samples: int, share: float, seed: int) -> IntArray:
+    """Deal a share of the samples anew: they change places with each other, the rest stays.
+
+    Parameters
+    ----------
+    samples : int
+        How many there are.
+    share : float
+        Which share of them is dealt, 0 to 1.
+    seed : int
+        What the dealing follows from.
+
+    Returns
+    -------
+    ndarray of int, shape (samples,)
+        The sample at each place.
+
+    Examples
+    --------
+    >>> deal(4, 0.0, seed=1).tolist(), sorted(deal(4, 1.0, seed=1).tolist())
+    ([0, 1, 2, 3], [0, 1, 2, 3])
+    """
+    rng = generator(seed, "deal")
+    order = np.arange(samples, dtype=np.int64)
+    places = np.flatnonzero(rng.random(samples) < share)
+    order[places] = rng.permutation(places)
+    return order
+
+
 @dataclass(frozen=True)
 class Demo(Synthetic):
-    """A small fleet for `fedkeep demo`: every device sees all labels, so that what it stores matters.
+    """A small fleet for `fedkeep demo`.
+
+    Every device sees all labels, so that what it stores matters.
 
     >>> fleet = Demo(devices=8).load(seed=0)
     >>> fleet.devices, fleet.labels, fleet.sample_shape

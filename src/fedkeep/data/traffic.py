@@ -1,17 +1,19 @@
-"""The task TC: which application a flow of packets belongs to, on the terminals of a mobile network.
+"""The task TC: which application a flow of packets in a mobile network belongs to.
 
-The flows are real, or generated: the first packets of flows of twenty applications on thirty terminals. Applications
-are burst processes. Each has a few activities (start-up, browsing, background sync ...) of very different frequency; an
-activity is a Markov chain over kinds of packet, with its own packet sizes and gaps. Applications of one category
-(video, game, download, messaging) are variations of one theme, so they overlap. A flow has its own round-trip time and
-padding, a terminal its own access line, and a small share of flows is traffic that any application of the category may
-cause (advertisements, analytics): no model can tell whose it was.
+The flows are real, or generated: the first packets of flows of twenty applications on thirty
+terminals. Applications are burst processes. Each has a few activities (start-up, browsing,
+background sync ...) of very different frequency; an activity is a Markov chain over kinds of
+packet, with its own packet sizes and gaps. Applications of one category (video, game, download,
+messaging) are variations of one theme, so they overlap. A flow has its own round-trip time and
+padding, a terminal its own access line, and a small share of flows is traffic that any application
+of the category may cause (advertisements, analytics): no model can tell whose it was.
 
-The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data and FIFO only.
+The constants were set so that the traffic CNN reaches 95-96 % with full data, looking at full data
+and FIFO only.
 
-The real flows are sessions of the ten benign applications of USTC-TFC2016, with all that betrays the capture masked.
-Each is its first 784 bytes as a pcap file. Unmasked, a model learns addresses, ports and clocks, that is the capture
-instead of the application.
+The real flows are sessions of the ten benign applications of USTC-TFC2016, with all that betrays
+the capture masked. Each is its first 784 bytes as a pcap file. Unmasked, a model learns addresses,
+ports and clocks, that is the capture instead of the application.
 """
 
 from collections.abc import Mapping
@@ -41,14 +43,15 @@ _GAPS = np.array([1.6, 0.4, 0.6, 1.2])
 _TENDENCIES = np.array(
     [[0.0, 1.2, 0.3, 0.0], [0.5, -0.5, 0.3, 0.8], [-0.3, 1.6, 0.6, 0.0], [0.3, 0.0, 0.0, 0.6]]
 )
-"""How much more or less often each category sends each kind: video and downloads are mostly data."""
+"""How much more or less often each category sends each kind: videos are mostly data."""
 _CHAIN_VARIATION, _SIZE_VARIATION, _GAP_VARIATION, _SHARED_TRAFFIC = 1.2, 0.8, 0.8, 0.09
 _SMALLEST, _LARGEST, _LONGEST_GAP = 40.0, 1500.0, 3.0
 _USUAL_SIZE, _USUAL_GAP, _GAP_UNIT = 400.0, 1.4, 0.85
 """Fixed units in which sizes and gaps have a mean near 0 and a standard deviation near 1."""
 
 USTC_LABELS = (
-    "BitTorrent", "Facetime", "FTP", "Gmail", "MySQL", "Outlook", "Skype", "SMB", "Weibo", "WorldOfWarcraft",
+    "BitTorrent", "Facetime", "FTP", "Gmail", "MySQL",
+    "Outlook", "Skype", "SMB", "Weibo", "WorldOfWarcraft",
 )  # fmt: skip
 _ADDRESS = (
     "https://raw.githubusercontent.com/echowei/DeepTraffic/master/1.malware_traffic_classification/"
@@ -75,7 +78,10 @@ _TCP, _UDP, _TCP_TIMESTAMP = 6, 17, 8
 
 @dataclass(frozen=True)
 class Traffic:
-    """Generated flows of 64 packets x (size, direction, gap); or the real sessions of USTC-TFC2016."""
+    """Generated flows of 64 packets x (size, direction, gap).
+
+    Or the real sessions of USTC-TFC2016.
+    """
 
     dataset: Literal["generated", "ustc"] = "generated"
     """Flows generated here, or real sessions."""
@@ -135,10 +141,12 @@ class Traffic:
 
 
 def draw_applications(count: int, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The burst processes, (application, activity, kind of packet ...): chains, packet sizes and gaps.
+    """Draw the burst processes: chains, packet sizes and gaps.
 
-    A chain is of cumulated transition probabilities. The `count` applications are in turn of the four categories; then
-    comes one process of shared traffic a category.
+    Each is (application, activity, kind of packet ...).
+
+    A chain is of cumulated transition probabilities. The `count` applications are in turn of the
+    four categories; then comes one process of shared traffic a category.
     """
     rng = generator(seed, "applications")
     kinds, themes = len(_SIZES), len(CATEGORIES)
@@ -157,7 +165,8 @@ def draw_applications(count: int, seed: int) -> tuple[FloatArray, FloatArray, Fl
 def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: int) -> AnyArray:
     """One flow per label, (n, 3, 64) float32: packet size, direction and gap, in fixed units.
 
-    Sizes are whole bytes and gaps have two decimals, so that processors that differ in a last bit agree on the data.
+    Sizes are whole bytes and gaps have two decimals, so that processors that differ in a last bit
+    agree on the data.
     """
     chains, sizes, gaps = draw_applications(applications, seed)
     rng, n = generator(seed, "flows"), len(labels)
@@ -221,7 +230,10 @@ def _mask_frame(frame: NDArray[np.uint8]) -> None:
 
 
 def _mask_tcp_timestamp(options: NDArray[np.uint8]) -> None:
-    """Zeroes the clocks of both ends in the TCP options, which follow a capture as its record times do."""
+    """Zeroes the clocks of both ends in the TCP options.
+
+    They follow a capture as its record times do.
+    """
     at = 0
     while at + 1 < len(options):
         kind, length = int(options[at]), int(options[at + 1])

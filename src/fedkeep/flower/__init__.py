@@ -1,7 +1,7 @@
-"""fedkeep as a guest of Flower: the only room that knows `flwr`.
+"""fedkeep on Flower: the only package that knows `flwr`.
 
-For existing apps: `Keeper` in the ClientApp, `KeeperStrategy` around the strategy. For fedkeep's own server and devices:
-`FedkeepStrategy` and `make_client_app`.
+For existing apps: `Keeper` in the ClientApp, `KeeperStrategy` around the strategy. For fedkeep's
+own server and devices: `FedkeepStrategy` and `make_client_app`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name when it is first asked for: a ClientApp starts anew for every message and must start fast."""
+    """Load a name when it is first asked for: a ClientApp starts anew for every message."""
     from importlib import import_module
 
     from fedkeep.core.errors import MissingExtraError

@@ -1,4 +1,4 @@
-"""The ClientApp: a thin, torch-free shim between Flower's messages and the device behind the node."""
+"""The ClientApp: a thin layer without torch between Flower's messages and a node's device."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,14 +23,20 @@ from fedkeep.protocol.messages import (
 
 
 class NodeDevice(Protocol):
-    """A device as a ClientApp sees it: in this process, or at the other end of an agent's socket."""
+    """A device as a ClientApp sees it: in this process, or behind an agent's socket."""
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
-        """The device's reply to a server's question; raises where it refuses."""
+        """Answer a server's question; raises where it refuses."""
 
 
 def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
-    """A ClientApp that answers profile queries, orders and evaluations with the device of its context."""
+    """Make a ClientApp that answers profile queries, orders and evaluations.
+
+    Parameters
+    ----------
+    open_device
+        From the context to the device that answers.
+    """
     app = ClientApp()
 
     def answer(message: Message, context: Context) -> Message:
@@ -54,10 +60,10 @@ def make_client_app(open_device: Callable[[Context], NodeDevice]) -> ClientApp:
 
 
 def device_number(context: Context) -> int:
-    """The device's number: `device` of the node's settings, or the partition in Flower's simulation.
+    """Read a device's number: `device` of the node's settings, or a simulation's partition.
 
     >>> from flwr.app import RecordDict
-    >>> device_number(Context(run_id=1, node_id=7, node_config={"device": 3}, state=RecordDict(), run_config={}))
+    >>> device_number(Context(1, 7, {"device": 3}, state=RecordDict(), run_config={}))
     3
     """
     for key in ("device", "partition-id"):
@@ -68,8 +74,9 @@ def device_number(context: Context) -> int:
 
 
 class AgentDevice:
-    """Owns nothing: stream, store, model and training are the agent's, and outlive every ClientApp process.
+    """The agent behind a node, which owns stream, store, model and training.
 
+    They outlive every ClientApp process.
     The agent's profile says what its method must have like the server's, which compares the two
     (`config.agreement`). An agent of an earlier release does not say it: there policy and preset
     must be the run's, or the device reports the difference instead of its profile.
@@ -79,13 +86,15 @@ class AgentDevice:
         self._path = str(context.node_config.get("agent-socket", ""))
         if not self._path:
             raise ConfigError(
-                "the node has no agent: start its SuperNode with --node-config 'agent-socket=\"PATH\"'"
+                "the node has no agent: start its SuperNode with "
+                "--node-config 'agent-socket=\"PATH\"'"
             )
         run = context.run_config
         policy = present_name("policy", str(run.get("policy.name", DEFAULT_POLICY)))
         self._method = policy, str(run.get("preset", DEFAULT))
 
     def reply(self, request: DeviceRequest) -> DeviceReply:
+        """Answer a server's question."""
         with AgentClient(self._path) as agent:
             reply: DeviceReply = agent.ask(request, DeviceReply)
             if isinstance(reply, Profiled | EncryptedProfiled) and reply.agreement is None:
@@ -93,8 +102,9 @@ class AgentDevice:
                 method = present_name("policy", now.policy), now.preset
                 if method != self._method:
                     raise ConfigError(
-                        f"the agent's policy is '{now.policy}' with preset '{now.preset}', the run's is "
-                        f"'{self._method[0]}' with '{self._method[1]}': make the two the same"
+                        f"the agent's policy is '{now.policy}' with preset '{now.preset}', "
+                        f"the run's is '{self._method[0]}' with '{self._method[1]}': "
+                        "make the two the same"
                     )
             return reply
 

@@ -1,36 +1,48 @@
 """The Keeper: what an existing ClientApp needs to train on kept samples instead of all of them.
 
-A Keeper alone keeps the best samples of its own stream. What the strategy's wrapper `KeeperStrategy` sends with each
-model is the direction in which the fleet as a whole would move.
+A Keeper alone keeps the best samples of its own stream. What the strategy's wrapper
+`KeeperStrategy` sends with each model is the direction in which the fleet as a whole would move.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
-from functools import partial
-from hashlib import blake2b
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from fedkeep.config.device import build_device
-from fedkeep.config.method import parse_method
+from fedkeep.config.method import MethodConfig, parse_method
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.gist import StoredGradients
 from fedkeep.core.participation import Participation
-from fedkeep.core.protocols import Learner, OfferResult
+from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
-from fedkeep.core.screening import screen_order
-from fedkeep.core.state import add_prefix, strip_prefix
+from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
-from fedkeep.flower.device_memory import DeviceMemory
-from fedkeep.protocol.wire import from_array, to_array
+from fedkeep.flower.device_memory import MEMORY, DeviceMemory
+from fedkeep.learn.samples import SampleForm, SamplePool, split, to_array
+from fedkeep.privacy.release import ReleasePipeline
+from fedkeep.protocol.wire import from_array
+from fedkeep.protocol.wire import to_array as packed
+from fedkeep.tables import Table
+
+if TYPE_CHECKING:
+    from fedkeep.learn.step_correction import StepCorrection
+    from fedkeep.learn.user_model import UserModel
+
+log = logging.getLogger("fedkeep.flower")
 
 DIRECTION, KEEPER, ESTIMATE = "fedkeep.direction", "fedkeep.keeper", "fedkeep.estimate"
-_STATISTICS = ("running_mean", "running_var")
+_CHECKED_SAMPLES = 8
+"""Samples whose measured gradients are compared with autograd's, once."""
+_MOST_RISES = 3
+"""Participations in a row in which the loss rose, before corrections end for good."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +53,69 @@ class KeeperStatus:
     stored: int
     capacity: int
     fates: Mapping[str, int]
-    """What became of sound samples: `kept`, `replaced`, `refreshed` or `refused`."""
+    """What became of valid samples: `kept`, `replaced`, `refreshed` or `refused`."""
     unsound: Mapping[str, int]
     """Samples that were none, by reason: `label`, `not-finite` or `shape`."""
     labels: Mapping[int, int]
-    """How many samples of each label are stored."""
+    """How many samples of each label are stored; without labels all count as 0."""
+    correction: str
+    """`on`; `none` without a gist, or before there is one; else why it is off."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a keeper was opened with."""
+
+    model: Any
+    capacity: int
+    loss: Callable[[Any, Any], Any] | None
+    output: Callable[[Any], Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    labels: int | None
+    policy: str
+    method: MethodConfig
+    private: bool
+    """Whether noise was asked for."""
+    last_layers: int | None
+    seed: int
+
+
+@dataclass
+class _Stream:
+    """What a keeper has from its first sample on."""
+
+    pool: SamplePool
+    model: "UserModel"
+    device: Device
+    labels: int
+    """Regions of the store; 1 where it is not divided."""
+    example: int
+    """The number of a sample that is never forgotten: it shows the form of all."""
+    checked: bool = False
+    """Whether measured gradients have been compared with autograd's."""
+    trained_on: frozenset[int] = frozenset()
+    """Numbers of the samples that the last sync gave out: corrections measure them again."""
+
+    @property
+    def kept(self) -> set[int]:
+        """Numbers of the samples that outlive the process."""
+        return {*self.device.store.stored().batch.ids.tolist(), self.example}
 
 
 class Keeper:
-    """Values what it is offered, keeps the best, and remembers it all between two messages.
+    """Scores what it is offered, keeps the best, and remembers it all between two messages.
 
-    Use it in a `with` block, which saves it at the end: offer what arrived, then sync with the model that came,
-    then train on `samples()` and add `records()` to the reply.
+    Use it in a `with` block, which saves it at the end: offer what arrived, then sync with the
+    model that came, then train on `samples()` and add `records()` to the reply. It is made by
+    `Keeper.open`.
 
+    Examples
+    --------
     >>> import torch
     >>> from flwr.app import RecordDict
-    >>> context = Context(run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={})
+    >>> context = Context(
+    ...     run_id=1, node_id=7, node_config={}, state=RecordDict(), run_config={}
+    ... )
     >>> with Keeper.open(context, lambda: torch.nn.Linear(2, 3), capacity=4) as keeper:
     ...     keeper.offer([[0.5, 1.0], [1.5, 0.0], [float("nan"), 0.0]], [0, 2, 1])
     ...     keeper.sync(ArrayRecord(torch.nn.Linear(2, 3).state_dict()))  # in an app: the message
@@ -64,171 +123,246 @@ class Keeper:
     ({'x': array([0.5, 1. ], dtype=float32), 'y': 0}, {'not-finite': 1})
     >>> keeper.records()["fedkeep.keeper"]["offered"]
     3
+    >>> keeper
+    Keeper(capacity=4, stored=2, policy='balanced-reservoir', loss=cross-entropy)
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        memory: DeviceMemory,
-        capacity: int,
-        policy: str,
-        preset: str,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, settings: _Settings, memory: DeviceMemory, context: Context) -> None:
+        capacity = settings.capacity
         if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
             raise ConfigError(
                 f"capacity must be a whole number of samples, 1 or more, got {capacity!r}"
             )
-        self._learner, self._memory = learner, memory
-        self._capacity, self._policy, self._preset, self._seed = capacity, policy, preset, seed
+        self._settings, self._memory, self._context = settings, memory, context
         self._report: Report | None = None
-        self._correction: Vector | None = None
-        self._device: Device | None = None
-        self._statistics: State = {}
-        self._form: State = {}
+        self._steps: StepCorrection | None = None
+        self._stream: _Stream | None = None
+        self._release = ReleasePipeline()
         self._counts = Counter[str]()
         if state := memory.load():
-            self._counts.update(from_array(state["counts"], dict[str, int]))
-            self._learn_statistics(strip_prefix("statistics", state))
-            self._device = self._make(tuple(state["shape"].tolist()), int(state["labels"]))
-            self._device.restore(strip_prefix("device", state))
+            self._stream = self._restored(state)
+        else:
+            from fedkeep.learn.user_model import make_module
+
+            make_module(settings.model)  # a mistake is seen here, and not at the first sample
 
     @classmethod
     def open(
         cls,
         context: Context,
-        module: Callable[[], Any],
+        model: Any,
         capacity: int,
         *,
+        loss: Callable[[Any, Any], Any] | None = None,
+        output: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        labels: int | None = None,
         policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
+        gist: str | Table | None = None,
+        privacy: Table | None = None,
         last_layers: int | None = None,
         directory: str | None = None,
     ) -> "Keeper":
-        """The keeper of this node, for the torch modules that `module` makes.
+        """Open the keeper of this node.
 
-        `preset` sets the policy's options as in an experiment: `"paper"` is the paper's choice. In `directory` the
-        keeper outlives restarts, else it lives in Flower's context. BatchNorm layers are valued as they are in
-        evaluation, by the statistics that come with the model.
+        Parameters
+        ----------
+        context
+            The ClientApp's. It keeps the name of the keeper's file and nothing else.
+        model
+            A torch module, its class, or a function that makes one. It is never changed. Parameters
+            with `requires_grad=False` are constants.
+        capacity
+            The most samples that are stored.
+        loss
+            From outputs and targets of n samples to n losses, as in
+            `torch.nn.MSELoss(reduction="none")`. The default is the **cross-entropy** of class
+            scores. It must be the loss that you train with.
+        output
+            From what the module returns to what the loss takes, as in `lambda out: out["logits"]`.
+        collate
+            From a list of samples to the module's input, for samples of different length. Samples
+            are then offered as a list.
+        labels
+            The number of classes, by which the store is divided, where targets are class numbers
+            and the model has not one output for each. The store is not divided where targets are
+            floats or vectors and this is left out.
+        policy, preset
+            As in an experiment; `preset="paper"` is the paper's choice.
+        gist
+            A mode ("none", "local", "shared") or a table of options in place of the preset's.
+        privacy
+            A table of options; only `protect = ["estimator"]`, for the model is your strategy's.
+        last_layers
+            How many of the last trainable layers are measured; None: all.
+        directory
+            Where the keeper's file outlives restarts; None: beside the machine's temporary files.
+
+        Raises
+        ------
+        ConfigError
+            If an option is wrong, or the module cannot be made.
         """
-        if hasattr(module, "state_dict"):
-            raise ConfigError(
-                "give the keeper the function that makes the module, not a module: it needs its own"
-            )
-        from fedkeep.learn.network import with_frozen_norms
-        from fedkeep.learn.torch_learner import TorchLearner
-
-        memory = DeviceMemory(
-            Path(directory) / f"keeper-{context.node_id}.npz" if directory else context
+        given: Table = {"preset": preset, "policy": {"name": policy}}
+        if gist is not None:
+            given["gist"] = {"mode": gist} if isinstance(gist, str) else gist
+        if privacy is not None:
+            given["privacy"] = privacy
+        method = parse_method(given)
+        path = Path(directory) / f"keeper-{context.node_id}.npz" if directory else None
+        _require_possible(method, durable=path is not None)
+        settings = _Settings(
+            model,
+            capacity,
+            loss,
+            output,
+            collate,
+            labels,
+            policy,
+            method,
+            privacy is not None,
+            last_layers,
+            context.node_id % 2**62,
         )
-        learner = TorchLearner(partial(with_frozen_norms, module), last_layers)
-        return cls(learner, memory, capacity, policy, preset, context.node_id % 2**62)
+        return cls(settings, DeviceMemory(path or context), context)
+
+    def __repr__(self) -> str:
+        loss = self._settings.loss
+        named = "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__)
+        return (
+            f"Keeper(capacity={self._settings.capacity}, stored={self.status().stored}, "
+            f"policy={self._settings.policy!r}, loss={named})"
+        )
 
     def __enter__(self) -> "Keeper":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None and self._device is not None:
-            state = add_prefix("device", self._device.snapshot()) | add_prefix(
-                "statistics", self._statistics
-            )
-            self._memory.save(state | self._form | {"counts": to_array(dict(self._counts))})
+        if error is None:
+            self._save()
 
     def offer(self, x: Any, y: Any) -> None:
-        """Values a batch of arrivals, numpy or torch, under the model last synced; a sample seen before is known.
+        """Take in a batch of arrivals, numpy or torch, scored under the model last synced.
 
-        Samples with NaN, of another shape or without a class of the model's are not kept, and counted in `status()`.
+        A sample seen before is known. Samples with NaN, of another shape or without a class of the
+        model's are not kept, and counted in `status()`.
+
+        Parameters
+        ----------
+        x
+            n samples: an array, or a dictionary or tuple of arrays, whose first axis is n; with
+            `collate` a list of samples.
+        y
+            n class numbers; with a loss of your own, n targets of any shape.
         """
-        samples, labels = _numbers(x, np.float32), _numbers(y)
-        if labels.ndim != 1 or samples.shape[:1] != labels.shape:
-            forms = f"samples {samples.shape} and labels {labels.shape}"
-            raise ConfigError(f"offer takes one class number a sample: got {forms}")
-        if not len(labels):
+        targets = to_array(y)
+        samples, tree, dtypes = self._samples_of(x, targets)
+        if not samples:
             return
-        if labels.dtype.kind == "f" and not (labels == np.floor(labels)).any():
+        if self._stream is None:
+            self._stream = self._begun(samples[0], tree, dtypes, targets)
+        stream, pool = self._stream, self._stream.pool
+        labels, reasons = _screened(stream, samples, tree, targets)
+        taken = [place for place, reason in enumerate(reasons) if reason is None]
+        try:
+            numbers = [pool.add(samples[place], targets[place]) for place in taken]
+        except TypeError as error:
             raise ConfigError(
-                "these labels are no class numbers: fedkeep values samples of classifiers, not of regression"
-            )
-        if labels.dtype.kind not in "iuf":
-            raise ConfigError(f"labels must be class numbers, got {labels.dtype}")
-        if self._device is None:
-            try:
-                scores = self._learner.logits(self._learner.initial(0), samples[:1])
-            except (ValueError, IndexError, RuntimeError) as error:
-                raise ConfigError(
-                    f"the model takes no samples of shape {samples.shape[1:]}: {error}"
-                ) from error
-            if scores.ndim != 2 or scores.shape[1] < 2:
-                raise ConfigError(
-                    "the model has no two outputs a sample: fedkeep values samples of classifiers only"
-                )
-            self._device = self._make(samples.shape[1:], scores.shape[1])
-        pairs = zip(samples, labels.tolist(), strict=True)
-        known_by = [
-            blake2b(x.tobytes() + f"{label:g}".encode(), digest_size=8).digest()
-            for x, label in pairs
-        ]
-        ids = (
-            np.frombuffer(b"".join(known_by), dtype="<i8").astype(np.int64) >> 1
-        )  # a sample is known by its content
-        outcome, unsound = self._device.observe(Batch(samples, labels, ids), time=0.0)
-        fates = Counter(f"fate.{OfferResult(fate).name.lower()}" for fate in outcome.fates.tolist())
-        self._counts.update(
-            {"offered": len(labels)} | fates | {f"unsound.{why}": n for why, n in unsound.items()}
-        )
+                f"samples came as {', '.join(pool.form.dtypes)} before: offer the same kind of "
+                f"numbers always ({error})"
+            ) from error
+        ids = np.array(numbers, dtype=np.int64)
+        batch = Batch(ids[:, None], labels[taken], ids)
+        if len(ids):
+            if stream.device.model is not None:
+                self._release.see(ids)
+            outcome, _ = stream.device.observe(batch, time=0.0)
+            fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.fates.tolist())
+            self._counts.update(fates)
+        pool.prune(stream.kept | stream.trained_on)
+        self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
+        self._counts["offered"] += len(samples)
 
-    def sync(
-        self,
-        model: Message | ArrayRecord | Vector,
-        direction: Vector | None = None,
-        *,
-        learning_rate: float = 1.0,
-        steps: int = 1,
-    ) -> None:
-        """Takes the model that came, and the direction beside it in a message, and values what is kept anew.
+    def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
+        """Take the model that came, and the direction beside it, and score what is stored anew.
 
-        Tell it the `learning_rate` and the `steps` of your loop, and corrections count only as long as they hold: that
-        matters where a few steps all but fit what is kept.
+        At the first model that samples are stored for, the measured gradients of eight of them are
+        compared with autograd's.
+
+        Parameters
+        ----------
+        model
+            The message, the model's ArrayRecord, or the trainable parameters as one vector.
+        direction
+            The direction, where it is not in the message.
+
+        Raises
+        ------
+        ConfigError
+            If a parameter is missing or of another shape, or its gradient cannot be measured.
+        RejectedError
+            If the model or the direction is no vector of finite numbers of its length.
         """
-        order = self._order(model, direction, LocalTraining(learning_rate, steps))
-        screen_order(order, self._learner.size, self._learner.gradient_size, 0, self._capacity)
-        if self._device is None:
+        content = _content(model)
+        stream = self._stream
+        if stream is None:
             return
-        participation = Participation(self._device, order)
-        job = participation.prepare()
-        self._correction = job.correction
-        if (
-            self._correction is not None
-        ):  # in a user's loop all samples count alike: it mends that difference, too
-            measured = self._learner.probe(order.model).measure(job.batch)
-            self._correction = self._correction + measured.weighted_gradient(
-                job.weights / job.weights.mean() - 1.0
-            )
-        self._report = participation.finish(order.model)
+        order, device = _order(stream.model, content, direction), stream.device
+        device.screen(order)
+        stored = device.store.stored().batch
+        if not stream.checked and len(stored):
+            stream.model.check(order.model, stored.take(slice(0, _CHECKED_SAMPLES)))
+            stream.checked = True
+        stream.trained_on = frozenset(stored.ids.tolist())
+        self._report, correction, gradients = _participate(device, order)
+        self._steps = self._step_correction(stream.model, stored, correction, gradients)
+        self._release.close_estimate()
+        self._report = self._release.release(self._report, order)
 
-    def correct(self, model: Any) -> None:
-        """Mends the gradients of a torch model by the gist of the stream; call it after each `loss.backward()`.
+    def correct(self, model: Any, optimizer: Any = None) -> None:
+        """Correct the steps of a training loop by the gist of the stream.
 
-        Under a preset without a gist, and before the first sync, it changes nothing.
+        Call it before the loop or in it: each step is corrected once from then on, until
+        `records()` is called. Without a gist, and before the first sync, nothing is changed;
+        docs/flower.md has the rule by which corrections fade and end.
+
+        Parameters
+        ----------
+        model
+            The torch module that is trained.
+        optimizer
+            Its torch optimizer, of any kind; None: whichever steps the module's parameters.
+
+        Raises
+        ------
+        ConfigError
+            If this is no optimizer, or the module is not the one synced.
         """
-        if self._correction is not None:
-            from fedkeep.learn.torch_learner import add_to_gradients
-
-            add_to_gradients(model, self._correction)
+        if self._steps is not None and self._recall("rises") < _MOST_RISES:
+            self._steps.attach(model, optimizer)
 
     def samples(self, x: str | None = None, y: str | None = None) -> list[Any]:
-        """The kept samples as pairs (sample, label), oldest first, or as dictionaries with these two keys."""
-        if self._device is None:
+        """List the stored samples, oldest first.
+
+        Parameters
+        ----------
+        x, y
+            Two keys; samples are then dictionaries with these, else pairs (sample, target).
+        """
+        if self._stream is None:
             return []
-        kept = self._device.store.stored().batch
-        pairs = list(zip(kept.x, kept.y.tolist(), strict=True))
-        return (
-            pairs if x is None or y is None else [{x: sample, y: label} for sample, label in pairs]
-        )
+        pool = self._stream.pool
+        numbers = self._stream.device.store.stored().batch.ids.tolist()
+        pairs = [(pool.sample(number), _plain(pool.target(number))) for number in numbers]
+        if x is None or y is None:
+            return pairs
+        return [{x: sample, y: target} for sample, target in pairs]
 
     def status(self) -> KeeperStatus:
-        """What was offered, what became of it, and what is stored."""
-        labels = Counter(label for _, label in self.samples())
+        """Say what was offered, what became of it, and what is stored."""
+        stream = self._stream
+        stored = [] if stream is None else stream.device.store.stored().batch.y.tolist()
         fates, unsound = (
             {
                 name.removeprefix(kind): count
@@ -237,83 +371,320 @@ class Keeper:
             }
             for kind in ("fate.", "unsound.")
         )
-        stored = dict(sorted(labels.items()))
+        labels = dict(sorted(Counter(stored).items()))
+        capacity = self._settings.capacity
+        correction = self._correction_status()
         return KeeperStatus(
-            self._counts["offered"], labels.total(), self._capacity, fates, unsound, stored
+            self._counts["offered"], len(stored), capacity, fates, unsound, labels, correction
         )
 
     def records(self) -> dict[str, ArrayRecord | ConfigRecord]:
-        """What the reply tells `KeeperStrategy`: how the keeper is doing, and the mean gradient of what arrived."""
+        """Make the reply's records for `KeeperStrategy`; call it once training has ended.
+
+        They say how the keeper is doing, and hold the mean gradient of what arrived.
+        """
+        self._finish_steps()
         now, count = self.status(), 0 if self._report is None else self._report.gradient_samples
-        told = {
+        counts = {
             "samples": count,
             "offered": now.offered,
             "stored": now.stored,
             "labels": len(now.labels),
         }
-        about = ConfigRecord({**told, "unsound": sum(now.unsound.values())})
-        if (
-            self._device is not None
-            and self._device.gist is not None
-            and (did := self._device.gist.figures)
-        ):
+        about = ConfigRecord({**counts, "unsound": sum(now.unsound.values())})
+        gist = None if self._stream is None else self._stream.device.gist
+        if gist is not None and not self._settings.private and (did := gist.figures):
             about["gist"] = list(astuple(did))
         records: dict[str, ArrayRecord | ConfigRecord] = {KEEPER: about}
         if self._report is not None and self._report.local_gradient is not None:
             records[ESTIMATE] = ArrayRecord({"local_gradient": Array(self._report.local_gradient)})
         return records
 
-    def _make(self, shape: tuple[int, ...], labels: int) -> Device:
-        method = parse_method({"preset": self._preset, "policy": {"name": self._policy}})
-        self._form = {"shape": np.array(shape, dtype=np.int64), "labels": np.array(labels)}
-        return build_device(
-            method,
-            self._learner,
-            capacity=self._capacity,
-            sample_shape=shape,
-            labels=labels,
-            regions=LabelRegions(labels),
-            seed=self._seed,
+    def _samples_of(
+        self, x: Any, targets: AnyArray
+    ) -> tuple[list[list[AnyArray]], Any, list[np.dtype[Any]]]:
+        """Each sample's arrays, the form they came in, and their dtypes."""
+        if self._settings.collate is not None:
+            if not isinstance(x, list | tuple):
+                raise ConfigError("with collate=, offer takes a list of samples")
+            parts = [split(sample) for sample in x]
+            samples, tree = [leaves for leaves, _ in parts], parts[0][1] if parts else None
+            if any(form != tree for _, form in parts):
+                raise ConfigError("offer takes samples of one form: these have different keys")
+            n = len(samples)
+        else:
+            leaves, tree = split(x)
+            n = targets.shape[0] if targets.ndim else 0
+            if any(leaf.ndim == 0 or leaf.shape[0] != n for leaf in leaves):
+                forms = ", ".join(str(leaf.shape) for leaf in leaves)
+                raise ConfigError(
+                    f"offer takes one class number a sample: got samples {forms} and labels "
+                    f"{targets.shape}"
+                )
+            samples = [[leaf[i] for leaf in leaves] for i in range(n)]
+        own_loss = self._settings.loss is not None
+        if (targets.shape[0] if targets.ndim else -1) != n or (targets.ndim != 1 and not own_loss):
+            raise ConfigError(
+                f"offer takes one class number a sample: got {n} samples and labels "
+                f"{targets.shape}; other targets need the loss= that you train with"
+            )
+        floats = n and not own_loss and targets.dtype.kind == "f"
+        if floats and not (targets == np.floor(targets)).any():
+            raise ConfigError(
+                "these labels are no class numbers, and the loss is the cross-entropy of class "
+                "scores: for regression give the loss= that you train with"
+            )
+        return samples, tree, [leaf.dtype for leaf in samples[0]] if n else []
+
+    def _begun(
+        self,
+        first: list[AnyArray],
+        tree: Any,
+        dtypes: list[np.dtype[Any]],
+        targets: AnyArray,
+    ) -> _Stream:
+        """Make model and device for samples of the form of this one."""
+        settings = self._settings
+        classes = settings.loss is None
+        names = tuple(dtype.name for dtype in dtypes)
+        shapes = tuple(leaf.shape for leaf in first)
+        target = ("int64" if classes else targets.dtype.name, targets.shape[1:])
+        form = SampleForm(tree, names, shapes, target, settings.collate is not None)
+        pool, model, example = self._opened(form, first)
+        if pool.as_float and any(np.dtype(name).itemsize > 2 for name in names):
+            # Numbers that were written as integers: the next may not be.
+            form = replace(form, dtypes=tuple("float32" for _ in names))
+            pool, model, example = self._opened(form, first)
+        whole = targets.ndim == 1 and targets.dtype.kind in "iub"
+        labels = settings.labels or 1
+        if settings.labels is None and (classes or (whole and model.scores > 1)):
+            labels = model.scores
+        return _Stream(pool, model, self._make_device(model, labels), labels, example)
+
+    def _opened(
+        self, form: SampleForm, first: list[AnyArray]
+    ) -> tuple[SamplePool, "UserModel", int]:
+        """Make a pool with an example of the form, and the model for it."""
+        pool = SamplePool(form)
+        dtype, shape = form.target
+        example = pool.add([np.nan_to_num(leaf) for leaf in first], np.zeros(shape, dtype))
+        return pool, self._user_model(pool, example), example
+
+    def _user_model(self, pool: SamplePool, example: int) -> "UserModel":
+        from fedkeep.learn.user_model import UserModel
+
+        settings = self._settings
+        return UserModel(
+            settings.model,
+            pool,
+            example,
+            loss=settings.loss,
+            output=settings.output,
+            collate=settings.collate,
+            last_layers=settings.last_layers,
         )
 
-    def _order(
-        self, model: Message | ArrayRecord | Vector, direction: Vector | None, local: LocalTraining
-    ) -> TrainOrder:
-        """The order in what came; running statistics in a state dict go to the layers they belong to."""
-        round_, accepted = 0, None
-        if isinstance(model, Message):
-            content = model.content
-            if DIRECTION in content.array_records:
-                direction = content.array_records[DIRECTION]["direction"].numpy()
-            if KEEPER in content.config_records:
-                said = content.config_records[KEEPER]
-                round_, accepted = int(str(said["round"])), int(str(said["accepted"]))
-            model = next(
-                record for name, record in content.array_records.items() if name != DIRECTION
-            )
-        if isinstance(model, ArrayRecord):
-            named = {name: array.numpy() for name, array in model.items()}
-            self._learn_statistics(
-                {n: a for n, a in named.items() if n.rpartition(".")[2] in _STATISTICS}
-            )
-            known = getattr(getattr(self._learner, "layout", None), "names", None)
-            names = known if known is not None and set(known) <= set(named) else list(named)
-            model = np.concatenate([named[name].ravel() for name in names]).astype(np.float32)
-        if not isinstance(model, np.ndarray):
-            raise ConfigError(
-                f"sync takes the message, its ArrayRecord or a vector, not {type(model).__name__}"
-            )
-        return TrainOrder(round_, model, direction, local, accepted)
+    def _make_device(self, model: "UserModel", labels: int) -> Device:
+        """Make the device: the one place that knows what it is made of."""
+        method = self._settings.method
+        device = build_device(
+            method,
+            model.learner,
+            capacity=self._settings.capacity,
+            sample_shape=(1,),
+            labels=labels,
+            regions=LabelRegions(labels),
+            seed=self._settings.seed,
+        )
+        if self._settings.private:
+            size = model.learner.gradient_size
+            self._release = ReleasePipeline(method.privacy, size, self._save)
+        return device
 
-    def _learn_statistics(self, named: State) -> None:
-        self._statistics = named
-        if named:
-            self._learner.load_statistics(named)  # type: ignore[attr-defined]
+    def _step_correction(
+        self,
+        model: "UserModel",
+        batch: Batch,
+        correction: Vector | None,
+        stored: StoredGradients | None,
+    ) -> "StepCorrection | None":
+        """Make what corrects the steps of a loop in which all stored samples count alike."""
+        from fedkeep.learn.step_correction import Progress, StepCorrection, UnitEvidence
+
+        if correction is None or stored is None:
+            return None
+        learner, before = model.learner, stored.after
+        gradient = before.mean_gradient()
+
+        def measure(vector: Vector) -> Progress:
+            seen = learner.probe(vector).measure(batch)
+            return Progress(stored.noise_regression(seen), float(seen.losses().mean()))
+
+        return StepCorrection(
+            learner.layout,
+            correction,
+            measure,
+            gradient,
+            variance=float(before.projections(gradient).var()),
+            loss=float(before.losses().mean()),
+            evidence=UnitEvidence(*map(self._recall, ("along", "expected", "variance"))),
+        )
+
+    def _finish_steps(self) -> None:
+        """Leaves the optimizer as it was, and remembers how the correction went."""
+        steps = self._steps
+        if steps is None:
+            return
+        steps.detach()
+        if not steps.steps:
+            return
+        rises = self._recall("rises") + 1 if steps.rose else 0.0
+        evidence = vars(steps.evidence)
+        record = self._context.state.config_records.get(MEMORY, ConfigRecord())
+        self._context.state[MEMORY] = ConfigRecord({**record, **evidence, "rises": rises})
+        if rises == _MOST_RISES:
+            log.warning("corrections have ended on this device: %s", steps.stopped)
+        steps.steps = 0
+
+    def _recall(self, name: str) -> float:
+        """Recall a number of earlier participations from the Context; 0 at first."""
+        record = self._context.state.config_records.get(MEMORY, ConfigRecord())
+        return float(str(record.get(name, 0.0)))
+
+    def _correction_status(self) -> str:
+        if self._recall("rises") >= _MOST_RISES:
+            return "off: the loss of the stored samples rose three times while it was used"
+        if self._steps is None:
+            return "none"
+        return "on" if self._steps.stopped is None else f"off: {self._steps.stopped}"
+
+    def _save(self) -> None:
+        """Write all that is needed to go on; a direction that no policy asks for is left out."""
+        stream = self._stream
+        if stream is None:
+            return
+        state = stream.device.snapshot()
+        if not stream.device.policy.uses_direction:
+            state.pop("direction", None)
+        facts = {
+            "labels": stream.labels,
+            "example": stream.example,
+            "checked": stream.checked,
+            "as_float": stream.pool.as_float,
+        }
+        form = stream.pool.form.to_json().encode()
+        self._memory.save(
+            add_prefix("device", state)
+            | add_prefix("pool", stream.pool.snapshot(sorted(stream.kept)))
+            | add_prefix("constants", stream.model.changed_constants())
+            | snapshot_parts(dict(self._release.kept(under_way=False)))
+            | {name: np.array(value) for name, value in facts.items()}
+            | {
+                "samples": np.frombuffer(form, dtype=np.uint8),
+                "counts": packed(dict(self._counts)),
+            }
+        )
+
+    def _restored(self, state: State) -> _Stream:
+        """Make what was saved."""
+        self._counts.update(from_array(state["counts"], dict[str, int]))
+        form = SampleForm.from_json(state["samples"].tobytes().decode())
+        pool = SamplePool(form, as_float=bool(state["as_float"]))
+        pool.restore(strip_prefix("pool", state))
+        labels, example = int(state["labels"]), int(state["example"])
+        model = self._user_model(pool, example)
+        model.learner.load_constants(strip_prefix("constants", state))
+        device = self._make_device(model, labels)
+        device.restore(strip_prefix("device", state))
+        kept = self._release.kept(under_way=False)
+        restore_parts({n: part for n, part in kept.items() if strip_prefix(n, state)}, state)
+        return _Stream(pool, model, device, labels, example, bool(state["checked"]))
 
 
-def _numbers(values: Any, dtype: Any = None) -> AnyArray:
-    """What was offered as an array; tensors on another device, or part of a graph, are copied out of it."""
-    try:
-        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"offer takes arrays or tensors of numbers: {error}") from error
+def _screened(
+    stream: _Stream, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
+) -> tuple[AnyArray, list[str | None]]:
+    """Find the region of each sample, and why one does not count; None where it does."""
+    labels = np.zeros(len(targets), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
+        if stream.labels > 1:
+            whole = targets == np.floor(targets)
+            known = known & whole & (targets >= 0) & (targets < stream.labels)
+            labels[known] = targets[known].astype(np.int64)
+    reasons: list[str | None] = []
+    for leaves, is_known in zip(samples, known.tolist(), strict=True):
+        if not stream.pool.form.takes(leaves, tree):
+            reasons.append("shape")
+        elif not is_known:
+            reasons.append("label")
+        elif not all(np.isfinite(leaf).all() for leaf in leaves):
+            reasons.append("not-finite")
+        else:
+            reasons.append(None)
+    return labels, reasons
+
+
+def _order(
+    own: "UserModel",
+    content: tuple[Any, Vector | None, int, int | None],
+    direction: Vector | None,
+) -> TrainOrder:
+    """Make an order of what came; what is frozen goes to the layers it belongs to."""
+    came, beside, round_, accepted = content
+    if isinstance(came, ArrayRecord):
+        came = own.vector({name: array.numpy() for name, array in came.items()})
+    local = LocalTraining(1.0, 1)  # what is trained, and how, is the user's
+    given = beside if direction is None else direction
+    return TrainOrder(round_, came, given, local, accepted)
+
+
+def _participate(
+    device: Device, order: TrainOrder
+) -> tuple[Report, Vector | None, StoredGradients | None]:
+    """Take part without training: the report, the first step's correction, and what it is of."""
+    participation = Participation(device, order)
+    job = participation.prepare()
+    report = participation.finish(order.model)
+    return report, job.correction, participation.gradients
+
+
+def _require_possible(method: MethodConfig, *, durable: bool) -> None:
+    """Raise if a keeper cannot keep what these options promise."""
+    options = method.privacy
+    others = options.secure_aggregation or options.encrypted_profiles
+    if others or options.protect != ("estimator",):
+        raise ConfigError(
+            "a keeper protects its estimate alone: privacy takes epsilon, delta, unit, clip, "
+            "planned_participations and retransmissions; a mod of Flower's protects the model"
+        )
+    if options.epsilon is not None and not durable:
+        raise ConfigError(
+            "a privacy budget needs a ledger that outlives a restart: name a directory="
+        )
+
+
+def _content(
+    model: Message | ArrayRecord | Vector,
+) -> tuple[Any, Vector | None, int, int | None]:
+    """Find the model, the direction, the round, and the last estimate accepted."""
+    round_, accepted, direction = 0, None, None
+    came: Any = model
+    if isinstance(model, Message):
+        content = model.content
+        if DIRECTION in content.array_records:
+            direction = content.array_records[DIRECTION]["direction"].numpy()
+        if KEEPER in content.config_records:
+            config = content.config_records[KEEPER]
+            round_, accepted = int(str(config["round"])), int(str(config["accepted"]))
+        came = next(record for name, record in content.array_records.items() if name != DIRECTION)
+    if not isinstance(came, ArrayRecord | np.ndarray):
+        raise ConfigError(
+            f"sync takes the message, its ArrayRecord or a vector, not {type(came).__name__}"
+        )
+    return came, direction, round_, accepted
+
+
+def _plain(target: AnyArray) -> Any:
+    """Make a single number Python's own."""
+    return target.item() if target.ndim == 0 else target

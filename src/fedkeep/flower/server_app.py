@@ -170,7 +170,11 @@ def open_strategy(
     """
     said = _deployment(tables_of(run_config), server.aggregation)
     privacy, state, planner = said["privacy"], said["state"], None
-    if privacy.encrypted_profiles:
+    if privacy.profile_protection == "homomorphic":
+        raise ConfigError(
+            "privacy.profiles = 'homomorphic' is for `fedkeep run`: set 'sealed' for a fleet"
+        )
+    if privacy.profile_protection == "sealed":
         if not server.limits.enabled:
             raise ConfigError(
                 "privacy.encrypted_profiles needs limits: the key-holder caps rates and "

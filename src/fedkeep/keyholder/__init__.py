@@ -1,1 +1,4 @@
-"""The key-holder of encrypted profiles: a party of its own, apart from the server and from every device."""
+"""The key-holder of encrypted profiles.
+
+A party of its own, apart from the server and from every device.
+"""

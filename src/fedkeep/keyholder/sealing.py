@@ -1,7 +1,10 @@
-"""Profiles sealed to the key-holder: whoever relays one can neither read nor alter it, nor use it twice or for another.
+"""Profiles sealed to the key-holder.
 
-A fresh X25519 key for each message, HKDF-SHA256 and ChaCha20-Poly1305, all of `cryptography`. Key, nonce and device are
-bound to the seal: it opens for the key-holder alone, for the device that made it, and until another nonce is given out.
+Whoever relays one can neither read nor alter it, nor use it twice or for another.
+
+A fresh X25519 key for each message, HKDF-SHA256 and ChaCha20-Poly1305, all of `cryptography`. Key,
+nonce and device are bound to the seal: it opens for the key-holder alone, for the device that made
+it, and until another nonce is given out.
 """
 
 from pathlib import Path
@@ -51,7 +54,10 @@ def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
 def unseal(
     secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: bytes, labels: int
 ) -> Profile:
-    """The key-holder's part: the device's profile, if the seal is whole and what is under it sound."""
+    """The key-holder's part.
+
+    The device's profile, if the seal is whole and what is under it sound.
+    """
     if len(sealed) > 8 * labels + _FRAME_BYTES:
         raise RejectedError(
             "oversized", f"{len(sealed)} bytes are no sealed profile of {labels} labels"
@@ -85,7 +91,8 @@ def read_public_key(text: str) -> bytes:
     """The key-holder's public key as a device's configuration has it."""
     if not text:
         raise ConfigError(
-            "privacy.encrypted_profiles needs privacy.public_key: the key-holder's, as `fedkeep keyholder show` says"
+            "privacy.encrypted_profiles needs privacy.public_key: the key-holder's, as "
+            "`fedkeep keyholder show` says"
         )
     try:
         key = bytes.fromhex(text)
@@ -99,7 +106,10 @@ def read_public_key(text: str) -> bytes:
 
 
 def create_key(directory: Path) -> bytes:
-    """Makes a fresh key, written whole or not at all, and returns its public half; one that exists is kept."""
+    """Makes a fresh key, written whole or not at all, and returns its public half.
+
+    One that exists is kept.
+    """
     if (directory / KEY_FILE).exists():
         raise ConfigError(
             f"{directory} has a key already, and nothing could replace it: name another directory"
@@ -118,7 +128,10 @@ def open_key(directory: Path) -> X25519PrivateKey:
         first, second = (bytes.fromhex(word) for word in path.read_text(errors="replace").split())
         secret = X25519PrivateKey.from_private_bytes(first)
     except FileNotFoundError:
-        what = "put it back, or make another by `fedkeep keyholder create` and give every device its public key"
+        what = (
+            "put it back, or make another by `fedkeep keyholder create` and give every device "
+            "its public key"
+        )
         raise RejectedError("lost key", f"{path} is not there: {what}") from None
     except ValueError:
         secret, second = X25519PrivateKey.generate(), b""

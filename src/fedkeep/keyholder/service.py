@@ -1,7 +1,9 @@
-"""Both ends of the key-holder's port: the server asks there for plans that it cannot make, and nobody else is answered.
+"""Both ends of the key-holder's port.
 
-The key-holder alone can open the profiles that plans need. Both show a certificate of the fleet's CA, and their
-messages go over the wire of all messages.
+The server asks there for plans that it cannot make, and nobody else is answered.
+
+The key-holder alone can open the profiles that plans need. Both show a certificate of the fleet's
+CA, and their messages go over the wire of all messages.
 """
 
 import logging
@@ -36,19 +38,23 @@ log = logging.getLogger("fedkeep.keyholder")
 _CONNECT_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
-"""How long the server may be silent; whoever else connects has less time to show that it is the server."""
+"""How long the server may be silent; whoever else connects has less time to show that it is the
+server."""
 _WELCOME_SECONDS = 30.0
-"""Longer than the key-holder gives to whoever is silent: it may have to see some of them off first."""
+"""Longer than the key-holder gives to whoever is silent: some of them may have to go first."""
 _ANSWER_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
 _CONNECTIONS = 4
-"""At a time: there is one server, and each connection may hold a message of some hundred megabytes."""
+"""At a time: there is one server, and a message may have some hundred megabytes."""
 KEYHOLDER, PLANNER = "fedkeep key-holder", "fedkeep planner"
 """The names in the certificates of the two sides; `fedkeep provision --key-holder` makes both."""
 
 
 class AskKey(msgspec.Struct, frozen=True, tag=True):
-    """The public key, and a fresh nonce for which devices are to seal their profiles. Answered by `PublishedKey`."""
+    """The public key, and a fresh nonce for which devices are to seal their profiles.
+
+    Answered by `PublishedKey`.
+    """
 
 
 class AskPlan(msgspec.Struct, frozen=True, tag=True):
@@ -126,14 +132,16 @@ class KeyHolderOptions:
     address: str = ""
     """HOST:PORT of `fedkeep keyholder serve`."""
     credentials: str = ""
-    """A directory with ca.crt, planner.crt and planner.key, made by `fedkeep provision --key-holder HOST`."""
+    """A directory with ca.crt, planner.crt and planner.key, made by `fedkeep provision --key-holder
+    HOST`."""
     insecure: bool = False
     """No TLS: loopback only."""
 
     def client(self) -> KeyHolderClient:
         if not self.address:
             raise ConfigError(
-                "privacy.encrypted-profiles needs keyholder.address: where `fedkeep keyholder serve` runs"
+                "privacy.encrypted-profiles needs keyholder.address: where "
+                "`fedkeep keyholder serve` runs"
             )
         if self.insecure == bool(self.credentials):
             raise ConfigError(
@@ -144,7 +152,10 @@ class KeyHolderOptions:
 
 
 class RemotePlanner:
-    """Greedy plans, made by the key-holder of sealed profiles; what fails is said once, and tried again later."""
+    """Greedy plans, made by the key-holder of sealed profiles.
+
+    What fails is said once, and tried again later.
+    """
 
     def __init__(self, client: KeyHolderClient, coordinator: Coordinator) -> None:
         if (
@@ -158,7 +169,10 @@ class RemotePlanner:
         """What devices sealed for the present request."""
 
     def request(self, now: float) -> ProfileRequest | None:
-        """What every device is asked; None while the key-holder does not answer. A new one needs all answers anew."""
+        """What every device is asked; None while the key-holder does not answer.
+
+        A new one needs all answers anew.
+        """
         if self._request is None and (issued := self._ask(now, AskKey(), PublishedKey)) is not None:
             self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
         return self._request
@@ -166,7 +180,10 @@ class RemotePlanner:
     def plan(
         self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int
     ) -> Planned | None:
-        """The key-holder's plan for these devices, and whose profiles it could not use; None if it makes none now."""
+        """The key-holder's plan for these devices, and whose profiles it could not use.
+
+        None if it makes none now.
+        """
         if self._request is None:
             return None
         profiles = {device: self.profiles[device] for device in sorted(present)}
@@ -195,7 +212,8 @@ class RemotePlanner:
             self._next_attempt = now + _RETRY_SECONDS
             if str(error) != self._last_trouble:
                 log.warning(
-                    "no plan from encrypted profiles yet: %s; trying again, and nothing in the clear",
+                    "no plan from encrypted profiles yet: %s; "
+                    "trying again, and nothing in the clear",
                     error,
                 )
             self._last_trouble = str(error)
@@ -207,7 +225,10 @@ class RemotePlanner:
 
 
 class KeyService:
-    """Listens until it is closed; it opens profiles only in order to answer with a plan, and keeps none."""
+    """Listens until it is closed.
+
+    It opens profiles only in order to answer with a plan, and keeps none.
+    """
 
     def __init__(
         self,
@@ -218,7 +239,8 @@ class KeyService:
     ) -> None:
         if tls is None and not is_loopback(address.host):
             raise ConfigError(
-                f"--insecure is for loopback only, and {address.host} is not: run `fedkeep provision`"
+                f"--insecure is for loopback only, and {address.host} is not: "
+                "run `fedkeep provision`"
             )
         self._secret, self._nonce = secret, secrets.token_bytes(NONCE_BYTES)
         self._tls, self._least = tls, least_devices
@@ -280,7 +302,10 @@ class KeyService:
         return Failed(refusal.reason, refusal.detail)
 
     def _plan(self, request: AskPlan, peer: str) -> Planned:
-        """The plan that the server itself would make of the sound profiles, if they are enough to hide each other."""
+        """The plan that the server itself would make of the sound profiles.
+
+        If they are enough to hide each other.
+        """
         if request.nonce != self._nonce:
             raise RejectedError(
                 "outdated", "its nonce is not the one given out last: ask for all profiles anew"
@@ -294,7 +319,8 @@ class KeyService:
                 refused.append(Rejection(device, error.reason, error.detail))
         named = "".join(f"; device {r.device}: {r.reason}" for r in refused[:10])
         if len(sound) < self._least:
-            why = f"a plan for {len(sound)} would tell of each: at least {self._least} are needed{named}"
+            few = f"a plan for {len(sound)} would tell of each"
+            why = f"{few}: at least {self._least} are needed{named}"
             raise RejectedError("too few devices", why)
         fleet, _, cut = cap_profiles(FleetProfiles.of(sound), np.full(len(sound), np.nan), 1.0)
         for claim in cut:  # for this log alone: it would tell the server who is fast
@@ -330,7 +356,10 @@ def sound_plan(plan: Plan) -> Plan:
 
 
 def secured(credentials: Path, name: str) -> ssl.SSLContext:
-    """TLS for the side of this name, "keyholder" or "planner"; each asks for the other's certificate."""
+    """TLS for the side of this name, "keyholder" or "planner".
+
+    Each asks for the other's certificate.
+    """
     serves = name == "keyholder"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     context.verify_mode, context.minimum_version = ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3
@@ -340,7 +369,8 @@ def secured(credentials: Path, name: str) -> ssl.SSLContext:
     for path in (authority, certificate, key):
         if not path.exists():
             raise ConfigError(
-                f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` and copy it here"
+                f"{path} is not there: run `fedkeep provision DIR --key-holder HOST` "
+                "and copy it here"
             )
     try:
         context.load_verify_locations(authority)

@@ -1,8 +1,8 @@
 """What every backend has in common: flat models, its probe, how it trains, what it measures.
 
-A sample's gradient by the weight of a layer is bilinear in the layer's input `a` and output error `e`, so that sums,
-projections and inner products of gradients are had without an (n, P) matrix. Arrays are (C, n, ...) for C models over
-their own n samples, or (n, ...) for one of them.
+A sample's gradient by the weight of a layer is bilinear in the layer's input `a` and output error
+`e`, so that sums, projections and inner products of gradients are had without an (n, P) matrix.
+Arrays are (C, n, ...) for C models over their own n samples, or (n, ...) for one of them.
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Scores, Vector
 
 KEPT_BYTES = 1 << 28
-"""How much of the passes over one batch is kept for later questions; what exceeds it is computed again."""
+"""Bytes of the passes over one batch that are kept; what exceeds them is computed again."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
+        """P, the number of parameters."""
         return sum(map(prod, self.shapes))
 
     def views(self, vectors: Any) -> list[Any]:
-        """Each parameter as a view of `vectors`, numpy's or torch's, whose last axis is P: (..., P) to (..., *shape).
+        """View vectors, numpy's or torch's, parameter by parameter: (..., P) to (..., *shape).
 
         >>> weight, bias = Layout(("weight", "bias"), ((2, 3), (2,))).views(np.arange(8))
         >>> weight.tolist(), bias.tolist()
@@ -57,7 +58,7 @@ class Layout:
         ]
 
     def require(self, vectors: Any) -> None:
-        """Raises where the last axis is not P."""
+        """Raise where the last axis is not P."""
         if vectors.shape[-1] != self.size:
             raise FedkeepError(
                 f"a vector of {vectors.shape[-1]} numbers does not fit a model of {self.size}: "
@@ -65,7 +66,7 @@ class Layout:
             )
 
     def since(self, first: int) -> "Layout":
-        """The layout of the parameters from number `first` on."""
+        """Leave out the parameters before number `first`."""
         return Layout(self.names[first:], self.shapes[first:])
 
 
@@ -83,7 +84,7 @@ class FrozenModel:
     >>> learner = DenseLearner((2, 2))
     >>> batch = Batch(np.eye(2, dtype=np.float32), np.array([0, 1]), np.arange(2))
     >>> measured: PerSampleGradients = FrozenModel(learner, np.zeros(learner.size)).measure(batch)
-    >>> of_kind(BatchMeasurements, measured).losses().round(3).tolist()  # of two labels, neither preferred
+    >>> of_kind(BatchMeasurements, measured).losses().round(3).tolist()  # log 2
     [0.693, 0.693]
     """
 
@@ -91,6 +92,7 @@ class FrozenModel:
         self._learner, self._model = learner, np.array(model, dtype=np.float32)
 
     def measure(self, batch: Batch) -> PerSampleGradients:
+        """Measure a batch under the model."""
         return self._learner.measure_many([self._model], [batch])[0]
 
 
@@ -103,11 +105,27 @@ def local_sgd(
     local: LocalTraining,
     gradients: Callable[[Sequence[Any], Any, Any, Any], Sequence[Any]],
 ) -> None:
-    """Weighted local SGD (Eq. 12) of C models, (C, P), in place, each by its job: the one loop of all backends.
+    """Train C models in place by weighted local SGD (Eq. 12): the one loop of all backends.
 
-    Corrections are of the last `valued` numbers. Only what numpy's and torch's arrays have in common is done here;
-    `array` makes the backend's own of one of numpy's; `gradients` makes of parameters, (C, *shape) each, samples,
-    labels and shares, (C, n), the gradients by each parameter, multiplied by the shares and summed.
+    Only what numpy's and torch's arrays have in common is done here.
+
+    Parameters
+    ----------
+    layout
+        Names and shapes of the parameters.
+    valued
+        How many of the last numbers of a model corrections are of.
+    array
+        Makes the backend's own array of one of numpy's.
+    models
+        The models, (C, P).
+    jobs
+        What each of them trains on.
+    local
+        Rate, epochs and batch size.
+    gradients
+        From parameters, (C, *shape) each, samples, labels and shares, (C, n), to the gradients by
+        each parameter, multiplied by the shares and summed.
     """
     parameters = layout.views(models)
     x, y = (array(padded([getattr(job.batch, name) for job in jobs])) for name in ("x", "y"))
@@ -139,9 +157,10 @@ def local_sgd(
 
 
 def minibatches(n: int, local: LocalTraining, seed: int) -> Iterator[IntArray | slice]:
-    """The samples of each step, epoch after epoch; without a batch size each step takes them all (Eq. 12).
+    """Draw the samples of each step; without a batch size each step takes them all (Eq. 12).
 
-    >>> [step.tolist() for step in minibatches(3, LocalTraining(0.1, epochs=2, batch_size=2), seed=0)]
+    >>> local = LocalTraining(0.1, epochs=2, batch_size=2)
+    >>> [step.tolist() for step in minibatches(3, local, seed=0)]
     [[2, 0], [1], [2, 1], [0]]
     """
     if local.batch_size is None or local.batch_size >= n:
@@ -171,9 +190,10 @@ def padded(rows: Sequence[AnyArray]) -> AnyArray:
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """The samples' gradients by a linear layer: outer products of its errors with its inputs and, for a bias, a one.
+    """The samples' gradients by a linear layer, as outer products.
 
-    Gradients themselves are outer products, too: with ones for errors, and no bias.
+    The factors are its errors, and its inputs with a one for the bias. Gradients themselves are
+    outer products, too: with ones for errors, and no bias.
     """
 
     a: Any
@@ -186,11 +206,11 @@ class Outer:
         return int(self.e.shape[-1] * (self.a.shape[-1] + self.bias))
 
     def of(self, c: int, n: int) -> "Outer":
-        """The first n samples of model c."""
+        """Take the first n samples of model c."""
         return Outer(self.a[c, :n], self.e[c, :n], self.bias)
 
     def inner(self, other: "Outer") -> AnyArray:
-        """<grad_i, grad'_i> per sample, of the same layer: for outer products, the product of the factors' own."""
+        """<grad_i, grad'_i> per sample: for outer products, the product of the factors' own."""
         return np.asarray((np.vecdot(self.a, other.a) + self.bias) * np.vecdot(self.e, other.e))
 
     def project(self, direction: Vector) -> AnyArray:
@@ -202,7 +222,7 @@ class Outer:
         return np.asarray(np.vecdot(self.e, response))
 
     def add_up(self, shares: Vector, out: Vector) -> None:
-        """Writes sum_i shares_i grad_i into `out`."""
+        """Write sum_i shares_i grad_i into `out`."""
         weight, bias = self._views(out)
         e = self.e * shares[:, None]
         np.matmul(e.T, self.a, out=weight)
@@ -221,9 +241,11 @@ class BatchMeasurements(PerSampleGradients):
     nbytes = 0  # what is kept for later questions
 
     def norms(self) -> Scores:
+        """Compute the norm of each sample's gradient."""
         return np.sqrt(self.inner(self))
 
     def mean_gradient(self) -> Vector:
+        """Average the samples' gradients."""
         return self.weighted_gradient(np.ones(self._n))
 
 
@@ -235,21 +257,25 @@ class FactoredMeasurements(BatchMeasurements):
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
+        """Project each sample's gradient on a direction."""
         return _summed(
             factors.project(own) for factors, own in _with_parts_of(direction, self._last())
         )
 
     def inner(self, other: PerSampleGradients) -> Scores:
+        """Multiply each sample's gradient by its gradient in other measurements."""
         theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
         return _summed(
             mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True)
         )
 
     def head_norms(self) -> Scores:
+        """Compute the norm of each sample's gradient by the last layer."""
         head = self._last(1)[-1]
         return np.sqrt(_summed([head.inner(head)]))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
+        """Average the samples' gradients, each multiplied by its weight."""
         shares = (weights / max(1, self._n)).astype(np.float32)
         layers = self._last()
         gradient = np.empty(sum(factors.size for factors in layers), dtype=np.float32)
@@ -259,19 +285,22 @@ class FactoredMeasurements(BatchMeasurements):
 
 
 class TracedMeasurements(FactoredMeasurements):
-    """The `n` samples of device `c` of a backend's trace: passes of C models, made when asked, short batches padded.
+    """The `n` samples of device `c` of a backend's trace.
 
-    Its `losses` are (C, n), `activations`, the last layer's inputs, (C, n, d), `head` and `valued` the layers' factors.
+    A trace is the passes of C models, made when asked, short batches padded. Its `losses` are
+    (C, n), `activations`, the last layer's inputs, (C, n, d), `head` and `valued` the factors.
     """
 
     def __init__(self, trace: Any, n: int, c: int = 0) -> None:
         self._trace, self._n, self._c = trace, n, c
 
     def losses(self) -> Scores:
+        """Compute the loss of each sample."""
         losses: AnyArray = self._trace.losses
         return losses[self._c, : self._n].astype(np.float64)
 
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         activations: AnyArray = self._trace.activations
         return activations[self._c, : self._n].copy()
 
@@ -281,7 +310,7 @@ class TracedMeasurements(FactoredMeasurements):
 
 
 class ChunkedMeasurements(BatchMeasurements):
-    """A large batch in pieces of so many samples; an empty one, which many layers would refuse, in none."""
+    """A large batch in pieces; an empty one, which many layers would refuse, in none."""
 
     def __init__(
         self,
@@ -295,12 +324,15 @@ class ChunkedMeasurements(BatchMeasurements):
         self._kept: dict[int, BatchMeasurements] = {}
 
     def losses(self) -> Scores:
+        """Compute the loss of each sample."""
         return _joined(piece.losses() for piece in self._pieces())
 
     def projections(self, direction: Vector) -> Scores:
+        """Project each sample's gradient on a direction."""
         return _joined(piece.projections(direction) for piece in self._pieces())
 
     def inner(self, other: PerSampleGradients) -> Scores:
+        """Multiply each sample's gradient by its gradient in other measurements."""
         theirs = of_kind(ChunkedMeasurements, other)
         if theirs is self:
             return _joined(piece.inner(piece) for piece in self._pieces())
@@ -309,9 +341,11 @@ class ChunkedMeasurements(BatchMeasurements):
         )
 
     def head_norms(self) -> Scores:
+        """Compute the norm of each sample's gradient by the last layer."""
         return _joined(piece.head_norms() for piece in self._pieces())
 
     def weighted_gradient(self, weights: Scores) -> Vector:
+        """Average the samples' gradients, each multiplied by its weight."""
         total = np.zeros(self._size, dtype=np.float32)
         for piece, part in zip(self._pieces(), self._parts, strict=True):
             own = weights[part]
@@ -319,6 +353,7 @@ class ChunkedMeasurements(BatchMeasurements):
         return total
 
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         parts = [piece.activations() for piece in self._pieces()]
         return np.concatenate(parts) if parts else np.zeros((0, 0), dtype=np.float32)
 
@@ -338,7 +373,7 @@ def _with_parts_of(vector: Vector, layers: Sequence[Outer]) -> Iterator[tuple[Ou
 
 
 def _summed(parts: Iterable[AnyArray]) -> Scores:
-    """The layers' parts of a number per sample, added up in float64."""
+    """Add up the layers' parts of a number per sample, in float64."""
     first, *rest = parts
     return sum(rest, first.astype(np.float64))
 

@@ -1,7 +1,8 @@
 """Chains of layers over C models at once, each with its own samples, by matrix products alone.
 
-A round's participants have a few samples each, so that calls cost more than what they compute. Here one call does
-a layer for all models, without autograd, and a small convolution or pooling takes a fraction of torch's time.
+A round's participants have a few samples each, so that calls cost more than what they compute.
+Here one call does a layer for all models, without autograd, and a small convolution or pooling
+takes a fraction of torch's time.
 Activations are (C, channels, n, ...): a layer with a weight is then one product for each model.
 """
 
@@ -28,11 +29,11 @@ class Link(ABC):
 
     @abstractmethod
     def forward(self) -> Tensor:
-        """The layer's outputs."""
+        """Compute the layer's outputs."""
 
     @abstractmethod
     def below(self, error: Tensor) -> Tensor:
-        """The error of the inputs, from that of the outputs, which may be overwritten."""
+        """Compute the error of the inputs; that of the outputs may be overwritten."""
 
 
 class Weighing(Link):
@@ -40,34 +41,39 @@ class Weighing(Link):
 
     @abstractmethod
     def gradients(self, error: Tensor) -> list[Tensor]:
-        """The gradients by the layer's parameters, summed over each model's samples."""
+        """Sum the gradients by the layer's parameters over each model's samples."""
 
     @abstractmethod
     def factors(self, error: Tensor) -> Outer:
-        """The same for each sample."""
+        """Take each sample's gradient apart into its two factors."""
 
 
 class Linear(Weighing):
     """Products have the samples as rows: with a few columns, torch's take several times as long."""
 
     def forward(self) -> Tensor:
+        """Compute the layer's outputs."""
         weight, bias = self.own
         return torch.baddbmm(bias[:, None], self.x.mT, weight.mT).mT
 
     def below(self, error: Tensor) -> Tensor:
+        """Compute the error of the inputs from that of the outputs."""
         return (error.mT @ self.own[0]).mT
 
     def gradients(self, error: Tensor) -> list[Tensor]:
+        """Sum the gradients by the layer's parameters over each model's samples."""
         return [torch.from_numpy(error.numpy() @ self.x.mT.numpy()), error.sum(2)]
 
     def factors(self, error: Tensor) -> Outer:
+        """Take each sample's gradient apart into its two factors."""
         return Outer(self.x.mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
 class Convolution(Weighing):
-    """A convolution as a linear layer over columns: what the kernel sees at each place of each sample."""
+    """A convolution as a linear layer over columns: what its kernel sees at each place."""
 
     def forward(self) -> Tensor:
+        """Compute the layer's outputs."""
         weight, bias = self.own
         kernel, stride, dilation = self.layer.kernel_size, self.layer.stride, self.layer.dilation
         x = pad(self.x, [p for each in reversed(self.layer.padding) for p in (each, each)])
@@ -82,7 +88,7 @@ class Convolution(Weighing):
         return z.view(*z.shape[:2], *places)
 
     def below(self, error: Tensor) -> Tensor:
-        """Along one axis after the other, adds up what the positions of the kernel say of each input."""
+        """Add up what the kernel's positions say of each input, one axis after the other."""
         layer, whole = self.layer, self.x.shape
         columns = self.own[0].flatten(2).mT @ error.flatten(2)
         part = columns.view(*whole[:2], *layer.kernel_size, *error.shape[2:])
@@ -103,11 +109,13 @@ class Convolution(Weighing):
         return part
 
     def gradients(self, error: Tensor) -> list[Tensor]:
+        """Sum the gradients by the layer's parameters over each model's samples."""
         error = error.flatten(2)
         weight = error @ self._columns.mT
         return [weight.view(*weight.shape[:2], -1, *self.layer.kernel_size), error.sum(2)]
 
     def factors(self, error: Tensor) -> Outer:
+        """Take each sample's gradient apart into its two factors."""
         errors = error.flatten(3).transpose(1, 2)
         columns = (
             self._columns.view(len(error), -1, error.shape[2], errors.shape[3])
@@ -124,28 +132,40 @@ class Convolution(Weighing):
 
 
 class Relu(Link):
+    """A rectifier."""
+
     def forward(self) -> Tensor:
+        """Compute the layer's outputs."""
         self.x = self.x.relu()  # all it must know of its inputs is which were positive
         return self.x
 
     def below(self, error: Tensor) -> Tensor:
+        """Compute the error of the inputs from that of the outputs."""
         return error.mul_(self.x > 0)
 
 
 class MaxPool(Link):
+    """A pooling of windows that tile the input."""
+
     def forward(self) -> Tensor:
+        """Compute the layer's outputs."""
         self._largest = largest_of(self.x, tiling(self.layer))
         return self._largest
 
     def below(self, error: Tensor) -> Tensor:
+        """Compute the error of the inputs from that of the outputs."""
         return handed_down(self.x, self._largest, error, tiling(self.layer))
 
 
 class Flatten(Link):
+    """All axes of a sample as one."""
+
     def forward(self) -> Tensor:
+        """Compute the layer's outputs."""
         return self.x.movedim(2, -1).reshape(len(self.x), -1, self.x.shape[2])
 
     def below(self, error: Tensor) -> Tensor:
+        """Compute the error of the inputs from that of the outputs."""
         shape = self.x.shape
         return error.view(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
 
@@ -155,14 +175,14 @@ Chain: TypeAlias = list[tuple[type[Link], nn.Module]]
 
 
 def chain_of(module: nn.Module) -> Chain | None:
-    """The module as a chain; None if any part of it is something else."""
+    """Take a module apart as a chain; None if any part of it is something else."""
     layers = list(module) if type(module) is nn.Sequential else []
     links = [(kind, layer) for layer in layers if (kind := _kind(layer)) is not None]
     return links if links and len(links) == len(set(map(id, layers))) == len(layers) else None
 
 
 def _kind(layer: Any) -> type[Link] | None:
-    """What does the work of this layer; subclasses may do anything, so they do not count."""
+    """Find what does the work of this layer; subclasses may do anything and do not count."""
     if type(layer) is nn.ReLU:
         return Relu
     if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
@@ -185,7 +205,10 @@ def is_bilinear(layer: Any) -> bool:
 
 
 class Pass:
-    """C models, their parameters (C, *shape) each, over their samples x, (C, n, ...), to their logits, (C, Y, n)."""
+    """A forward pass of C models.
+
+    From their parameters, (C, *shape) each, and samples x, (C, n, ...), to logits, (C, Y, n).
+    """
 
     def __init__(self, chain: Chain, parameters: Sequence[Tensor], x: Tensor) -> None:
         rest = iter(parameters)
@@ -197,7 +220,7 @@ class Pass:
             self.logits = self.links[-1].forward()
 
     def gradients(self, error: Tensor) -> list[Tensor]:
-        """The gradients by all parameters, (C, *shape) each, from the error of the logits, (C, Y, n)."""
+        """Compute the gradients by all parameters, (C, *shape) each, from the logits' error."""
         gradients: list[Tensor] = []
         for link, of_outputs in self.errors(error):
             gradients = link.gradients(of_outputs) + gradients
@@ -215,7 +238,10 @@ class Pass:
 
 
 def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
-    """The largest of each window, by one axis after the other: rows are contiguous, and then a fraction is left."""
+    """Find the largest of each window, by one axis after the other.
+
+    Rows are contiguous, and then a fraction is left.
+    """
     for axis, width in enumerate(kernel, start=x.dim() - len(kernel)):
         whole = x.shape[axis] // width * width
         x = reduce(
@@ -226,7 +252,7 @@ def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:
 
 
 def handed_down(x: Tensor, largest: Tensor, error: Tensor, kernel: Sequence[int]) -> Tensor:
-    """The error of the inputs, from that of the outputs: a window's goes to its first largest place, as in torch."""
+    """Compute the error of the inputs: a window's goes to its first largest place, as in torch."""
     sizes = x.shape[-len(kernel) :]
     whole = [size // width * width for size, width in zip(sizes, kernel, strict=True)]
     below = torch.empty_like(x) if list(sizes) == whole else torch.zeros_like(x)
@@ -261,6 +287,7 @@ class FastPool(nn.Module):
         self._pool, self._kernel = pool, tiling(pool)
 
     def forward(self, x: Tensor) -> Any:
+        """Compute the layer's outputs."""
         try:
             return _LargestOf.apply(x, self._kernel)  # type: ignore[no-untyped-call]
         except RuntimeError:  # within vmap, which maps over torch's own only
@@ -270,7 +297,7 @@ class FastPool(nn.Module):
 def replaced(
     module: nn.Module, old: Callable[[Any], Any], new: Callable[[Any], nn.Module]
 ) -> nn.Module:
-    """The module, every part of it that is `old` made new."""
+    """Replace every part of a module that is `old`."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if old(child):
@@ -279,7 +306,7 @@ def replaced(
 
 
 def tiling(pool: Any) -> tuple[int, ...]:
-    """The sizes of a pooling's windows; none where they overlap, leave gaps or reach beyond the input."""
+    """Find the sizes of a pooling's windows; none unless they tile the input."""
     if type(pool) not in (nn.MaxPool1d, nn.MaxPool2d):
         return ()
     axes = 1 if isinstance(pool, nn.MaxPool1d) else 2

@@ -1,8 +1,8 @@
-"""Dense ReLU networks with softmax cross-entropy, in numpy: the base install trains and values with these.
+"""Dense ReLU networks with softmax cross-entropy, in numpy, for installations without torch.
 
-Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`. The flat order is
-torch's: weight (out, in), then bias, layer by layer. In the arithmetic a leading axis of C runs through everything:
-C models over C batches at once, and C = 1 for a single one.
+Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`. The
+flat order is torch's: weight (out, in), then bias, layer by layer. In the arithmetic a leading axis
+of C runs through everything: C models over C batches at once, and C = 1 for a single one.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,9 @@ _CACHED_NUMBERS = 1 << 17
 
 
 class DenseLearner:
-    """A dense network of given layer widths, inputs first; `last_layers` restricts the valued parameters.
+    """A dense network of given layer widths, inputs first.
+
+    `last_layers` restricts the valued parameters.
 
     >>> learner = DenseLearner((2, 3))  # softmax regression
     >>> model = np.zeros(learner.size, dtype=np.float32)
@@ -42,7 +44,8 @@ class DenseLearner:
     >>> seen = learner.probe(model).measure(batch)
     >>> seen.losses().round(3).tolist()  # log 3
     [1.099]
-    >>> trained = learner.train(model, TrainingJob(batch, weights=np.ones(1), seed=0), LocalTraining(0.5, epochs=10))
+    >>> job = TrainingJob(batch, weights=np.ones(1), seed=0)
+    >>> trained = learner.train(model, job, LocalTraining(0.5, epochs=10))
     >>> bool(learner.probe(trained).measure(batch).losses()[0] < 0.2)
     True
     """
@@ -62,6 +65,7 @@ class DenseLearner:
         self.size, self.gradient_size = self.layout.size, self.layout.since(2 * self._first).size
 
     def tail(self, layers: int | None) -> int:
+        """Count the parameters of the last `layers` valued layers; None: of all that are valued."""
         valued = len(self.widths) - 1 - self._first
         return self.layout.since(-2 * require_layers(layers, valued)).size
 
@@ -75,12 +79,13 @@ class DenseLearner:
         return np.concatenate(parts).astype(np.float32)
 
     def probe(self, model: Vector) -> FrozenModel:
+        """Freeze a model to measure samples with."""
         return FrozenModel(self, model)
 
     def measure_many(
         self, models: Sequence[Vector], batches: Sequence[Batch]
     ) -> list[TracedMeasurements]:
-        """What each batch's own model sees in it."""
+        """Measure each batch under its own model."""
         if not self._stackable(batches):
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
@@ -92,12 +97,13 @@ class DenseLearner:
         return [TracedMeasurements(trace, len(batch), c) for c, batch in enumerate(batches)]
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
+        """Train by weighted local SGD (Eq. 12)."""
         return self.train_many(model, [job], local)[0]
 
     def train_many(
         self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
     ) -> list[Vector]:
-        """Where each job leads from the same model; mini-batches are not aligned, so they go one by one."""
+        """Train each job from the same model; mini-batches are not aligned: one by one."""
         aligned = local.batch_size is None and self._stackable([job.batch for job in jobs])
         together = max(1, _CACHED_NUMBERS // self.size) if aligned else 1
         trained: list[Vector] = []
@@ -115,6 +121,7 @@ class DenseLearner:
         return trained
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        """Compute class scores, (n, classes)."""
         return np.asarray(forward(paired(self.layout.views(model[None])), x[None])[1][0])
 
     def _stackable(self, batches: Sequence[Batch]) -> bool:
@@ -125,10 +132,10 @@ class DenseLearner:
 
 
 class DenseTrace:
-    """One forward pass of C models over C batches, and one backward pass, each made when first asked for.
+    """One forward and one backward pass of C models over C batches, made when first asked for.
 
-    `run` gives the input of each layer, (C, n, in), and the logits, (C, n, Y). Without `layers` it stands for the last
-    layer of any network: that layer is softmax regression over its inputs, whatever comes before.
+    `run` gives the input of each layer, (C, n, in), and the logits, (C, n, Y). Without `layers` it
+    stands for the last layer of any network: softmax regression over its inputs.
     """
 
     def __init__(
@@ -142,18 +149,22 @@ class DenseTrace:
 
     @cached_property
     def losses(self) -> AnyArray:
+        """Compute the loss of each sample."""
         return cross_entropy(self._run()[1], self._y)
 
     @cached_property
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         return self._run()[0][-1]
 
     @cached_property
     def head(self) -> Outer:
+        """Factors of the last layer."""
         return Outer(self.activations, output_error(self._run()[1], self._y))
 
     @cached_property
     def valued(self) -> list[Outer]:
+        """Factors of the valued layers."""
         inputs, _ = self._run()
         errors = backward(self._layers, inputs, self.head.e, self._first)
         return [Outer(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
@@ -165,7 +176,7 @@ def paired(parameters: Sequence[AnyArray]) -> Layers:
 
 
 def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
-    """The input of every layer, (C, n, in), and the logits, (C, n, Y), of samples (C, n, ...)."""
+    """Compute the input of every layer, (C, n, in), and the logits, (C, n, Y)."""
     inputs = [np.asarray(x, dtype=np.float32).reshape(*x.shape[:2], layers[0][0].shape[-1])]
     for weight, bias in layers:
         z = inputs[-1] @ weight.mT
@@ -178,7 +189,7 @@ def forward(layers: Layers, x: AnyArray) -> tuple[list[AnyArray], AnyArray]:
 def backward(
     layers: Layers, inputs: list[AnyArray], error: AnyArray, first: int = 0
 ) -> list[AnyArray]:
-    """The gradient of each sample's loss by the outputs of the layers from `first` on, (C, n, out)."""
+    """Compute each loss's gradient by the outputs of the layers from `first` on, (C, n, out)."""
     errors = [error]
     for index in range(len(layers) - 1, first, -1):
         below = errors[0] @ layers[index][0]
@@ -194,9 +205,10 @@ def gradients(
     y: IntArray,
     share: AnyArray,
 ) -> Sequence[AnyArray]:
-    """By each parameter, (C, *shape), of the losses of C models, multiplied by `share`, (C, n), and summed, in `room`.
+    """Compute the gradients by each parameter, (C, *shape), of C models' weighted losses.
 
-    To take memory anew for each step and give it back can cost as much as what is computed.
+    The losses are multiplied by `share`, (C, n), and summed. All is written into `room`: to take
+    memory anew for each step can cost as much as what is computed.
     """
     layers = paired(parameters)
     inputs, logits = forward(layers, x)
@@ -208,14 +220,14 @@ def gradients(
 
 
 def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:
-    """The loss of each sample, -log softmax(z)_y."""
+    """Compute the loss of each sample, -log softmax(z)_y."""
     z = _class_rows(logits)
     losses = np.log(np.add.reduce(np.exp(z), axis=0)) - z[y.reshape(-1), np.arange(y.size)]
     return np.asarray(losses.reshape(y.shape))
 
 
 def output_error(logits: AnyArray, y: IntArray) -> AnyArray:
-    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
+    """Compute the gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
     z = _class_rows(logits)
     np.exp(z, out=z)
     z /= np.add.reduce(z, axis=0)

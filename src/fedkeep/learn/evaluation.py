@@ -1,4 +1,4 @@
-"""How good a model is on some samples: the one place for simulator, agent, Flower device and conformance checks."""
+"""How good a model is on some samples, for simulator, agent and Flower device alike."""
 
 import numpy as np
 
@@ -10,11 +10,14 @@ from fedkeep.learn.dense_learner import cross_entropy
 def judge(
     learner: Learner, model: Vector, x: AnyArray, y: IntArray
 ) -> tuple[FloatArray, BoolArray]:
-    """Each sample's loss, (n,), and whether its label was found; of a model that has diverged nothing is right.
+    """Compute each sample's loss, (n,), and whether its label was found.
+
+    Nothing is right of a model that has diverged.
 
     >>> from fedkeep.learn.dense_learner import DenseLearner
-    >>> identity = np.array([1, 0, 0, 1, 0, 0], dtype=np.float32)  # two features, two labels: logits are features
-    >>> losses, right = judge(DenseLearner((2, 2)), identity, np.array([[3.0, 0.0], [3.0, 0.0]]), np.array([0, 1]))
+    >>> identity = np.array([1, 0, 0, 1, 0, 0], dtype=np.float32)  # logits are the two features
+    >>> x, y = np.array([[3.0, 0.0], [3.0, 0.0]]), np.array([0, 1])
+    >>> losses, right = judge(DenseLearner((2, 2)), identity, x, y)
     >>> losses.round(3).tolist(), right.tolist()
     ([0.049, 3.049], [True, False])
     """

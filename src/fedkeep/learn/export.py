@@ -26,7 +26,9 @@ TOLERANCE = 1e-5
 def export(
     factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path
 ) -> float:
-    """Writes an ONNX file with values, activations and logits; returns its difference from torch, at most 1e-5.
+    """Write an ONNX file with values, activations and logits.
+
+    Its difference from torch is returned; it is 1e-5 at most.
 
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
@@ -54,13 +56,14 @@ def export(
     if not difference <= TOLERANCE:
         out.unlink()
         raise DataError(
-            f"the exported model differs from the torch model by {difference:.2g}, above {TOLERANCE:g}"
+            f"the exported model differs from the torch model by {difference:.2g}, "
+            f"above {TOLERANCE:g}"
         )
     return difference
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Loads a safetensors file; anything with a pickle in it is refused by its first bytes."""
+    """Load a safetensors file; anything with a pickle in it is refused by its first bytes."""
     try:
         with path.open("rb") as file:
             start = file.read(16)
@@ -79,7 +82,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 class _Valued(nn.Module):
-    """Projections of the last layer's gradients on (weight, bias), and the input and output of that layer."""
+    """Projections of the last layer's gradients on (weight, bias), and its input and output."""
 
     def __init__(self, whole: nn.Module, head: str) -> None:
         super().__init__()
@@ -107,13 +110,13 @@ class _Valued(nn.Module):
 
 
 def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
-    """Lets two samples through: the shape must fit, and what the last layer says must be what the model says."""
-    said: list[Tensor] = []
+    """Try two samples: the shape must fit, and the last layer's output be the model's."""
+    outputs: list[Tensor] = []
 
     def plant(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-        # Values of both signs, whatever the weights are: a ReLU behind the layer lets positive ones through unseen.
-        said.append(torch.linspace(-3.0, 3.0, output.numel()).reshape(output.shape))
-        return said[-1]
+        # Values of both signs: a ReLU behind the layer would let positive ones through unseen.
+        outputs.append(torch.linspace(-3.0, 3.0, output.numel()).reshape(output.shape))
+        return outputs[-1]
 
     hook = head.register_forward_hook(plant)
     try:
@@ -126,14 +129,15 @@ def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
         ) from error
     finally:
         hook.remove()
-    if not said or said[-1].shape != logits.shape or not torch.equal(said[-1], logits):
+    if not outputs or outputs[-1].shape != logits.shape or not torch.equal(outputs[-1], logits):
         raise ConfigError(
-            "the model must end in its last Linear layer: take out what comes after it, such as a ReLU"
+            "the model must end in its last Linear layer: take out what comes after it, "
+            "such as a ReLU"
         )
 
 
 def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
-    """Samples, labels and a direction."""
+    """Make samples, labels and a direction."""
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
     weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
@@ -142,17 +146,19 @@ def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...
 
 
 def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) -> None:
-    """Writes down the flat order of the parameters, too, under the names that torch gives them.
+    """Write the file, with the flat order of the parameters under torch's names.
 
-    The exporter warns of its own workings and of libraries that nobody asked for; neither helps a user.
+    The exporter warns of its own workings and of libraries that nobody asked for.
     """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     samples = {0: torch.export.Dim("n", min=1)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            valued, _example(head, shape, 2), out, input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
-            dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None}, external_data=False,
+            valued, _example(head, shape, 2), out,
+            input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
+            dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None},
+            external_data=False,
             verbose=False,
         )  # fmt: skip
     model = onnx.load(out)
@@ -162,13 +168,13 @@ def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) ->
         initializer.name = renamed.get(initializer.name, initializer.name)
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-    said = {"names": list(shapes), "shapes": list(shapes.values()), "sample": list(shape)}
-    model.metadata_props.add(key=LAYOUT_KEY, value=json.dumps(said))
+    layout = {"names": list(shapes), "shapes": list(shapes.values()), "sample": list(shape)}
+    model.metadata_props.add(key=LAYOUT_KEY, value=json.dumps(layout))
     onnx.save(model, out)
 
 
 def _difference(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) -> float:
-    """The largest difference between torch and the file, over batches of several sizes."""
+    """Find the largest difference between torch and the file, over batches of several sizes."""
     learner = OnnxLearner(out)
     probe = learner.probe(learner.initial(0))
     worst = 0.0

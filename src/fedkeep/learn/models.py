@@ -14,16 +14,22 @@ from fedkeep.core.errors import ConfigError, optional_import, where
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.registry import did_you_mean
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.fedboost import FedBoost
 from fedkeep.loading import load_object
 
 if TYPE_CHECKING:
     from torch import nn
 
 DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
-"""Models that need no torch, with the widths of their hidden layers unless the option `hidden` gives others."""
+"""Models that need no torch, with the widths of their hidden layers by default."""
+FEDBOOST = "fedboost"
+"""The weights of a mixture of fixed predictors."""
 TORCH = {
     "lenet": "fedkeep.learn.torch_models:lenet",
     "traffic-cnn": "fedkeep.learn.torch_models:traffic_cnn",
+    "char-mlp": "fedkeep.learn.torch_models:char_mlp",
+    "char-gru": "fedkeep.learn.torch_models:char_gru",
+    "char-transformer": "fedkeep.learn.torch_models:char_transformer",
 }
 """Factories of torch modules by name; they take the number of classes."""
 SESSION: "dict[str, Callable[..., nn.Module]]" = {}
@@ -54,10 +60,10 @@ def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> s
 def learner_for(
     name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any
 ) -> FleetLearner:
-    """The learner of a model by name for samples of this shape, in numpy where that suffices.
+    """Make the learner of a model by name for samples of this shape, in numpy where it can.
 
-    The option `last_layers` restricts the valued parameters. A factory of one's own takes just the others: it knows
-    its shapes.
+    The option `last_layers` restricts the valued parameters. A user's factory takes just the
+    others: it knows its shapes.
 
     >>> learner_for("softmax", (5, 4), 3).size
     63
@@ -67,6 +73,15 @@ def learner_for(
     last_layers = options.pop("last_layers", None)
     if name in DENSE:
         return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
+    if name == FEDBOOST:
+        if last_layers is not None:
+            raise ConfigError(f"model '{name}' has no layers: leave out last_layers")
+        try:
+            return FedBoost(sample_shape, classes, **options)
+        except TypeError as error:
+            raise ConfigError(
+                f"model '{name}' takes predictors, sampled, sampling: {error}"
+            ) from error
     if name in TORCH:
         options = {"classes": classes, **options}
     make = torch_factory(name)
@@ -99,9 +114,9 @@ def learner_for(
 
 
 def torch_factory(name: str) -> "Callable[..., nn.Module]":
-    """The factory of torch modules registered under `name`, or the one at `package.module:function`."""
+    """Find the factory of torch modules of this name, or at `package.module:function`."""
     if ":" not in name and name not in TORCH and name not in SESSION:
-        hint = did_you_mean(name, [*DENSE, *TORCH])
+        hint = did_you_mean(name, [*DENSE, FEDBOOST, *TORCH])
         raise ConfigError(
             f"unknown model '{name}': {hint}; your own is written 'package.module:factory'"
         )
@@ -114,7 +129,7 @@ def torch_factory(name: str) -> "Callable[..., nn.Module]":
 
 
 def made_module(make: "Callable[[], nn.Module]", named: str) -> "nn.Module":
-    """A module of the factory, whose mistakes are told in a sentence."""
+    """Make a module of the factory, whose mistakes become one sentence."""
     from torch import nn
 
     try:

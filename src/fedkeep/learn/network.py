@@ -1,78 +1,87 @@
-"""A torch module whose parameters are views of one flat buffer, and which notes what its layers see.
+"""A torch module whose trainable parameters are views of one flat buffer.
 
-Loading a model is then one copy, and one forward and one backward pass give all that closed forms need: the input
-and the error of each valued layer.
+Loading a model is then one copy. The module also notes what its layers see: one forward and one
+backward pass give all that closed forms need, the input and the error of each valued layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from threading import RLock
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.random import fork_rng
 
 from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.backends import Layout, require_layers
 from fedkeep.learn.batched_layers import FastPool, chain_of, replaced, tiling
+from fedkeep.learn.objective import Objective, as_tensor
 
 CHUNK = 256
-"""Samples per pass: enough to be efficient, few enough for what layers see of them to stay in the cache."""
+"""Samples per pass: enough to be efficient, few enough for their activations to stay in cache."""
 _MINUS_ONE = torch.tensor(-1.0)
-losses = partial(F.cross_entropy, reduction="none")
-"""The loss of each sample, (n,), from logits and labels; autograd and vmap can go through it."""
-
-
-def as_tensor(array: AnyArray) -> Tensor:
-    """The array as a tensor, floats as float32; copied only where it must be: torch wants writable memory."""
-    if array.dtype.kind == "f" and array.dtype != "float32":
-        array = array.astype("float32")
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def output_error(logits: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each sample's loss by its logits, softmax(z) - onehot(y); classes are axis 1."""
+    """Compute the gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y).
+
+    Classes are axis 1.
+    """
     index = y[:, None]
     return torch.softmax(logits, dim=1).scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 class Network:
-    """The module, its layout, and which of its layers are valued; `lock` guards all of it."""
+    """The module, its trainable parameters as one vector, and which of its layers are valued.
 
-    def __init__(self, module: nn.Module, last_layers: int | None) -> None:
+    Frozen parameters and buffers are constants: they lie outside the vector and are loaded by
+    name. `lock` guards all of it.
+    """
+
+    def __init__(
+        self, module: nn.Module, last_layers: int | None, objective: Objective | None = None
+    ) -> None:
         for name, part in module.named_modules():
             keeps_statistics = (
                 isinstance(part, _BatchNorm) or getattr(part, "running_mean", None) is not None
             )
             if keeps_statistics and not isinstance(part, FrozenNorm):
                 raise FedkeepError(
-                    f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and keeps statistics "
-                    "outside the parameters, so no sample has a gradient of its own: use LayerNorm instead"
+                    f"layer '{name}' ({type(part).__name__}) mixes the samples of a batch and "
+                    "keeps statistics outside the parameters, so no sample has a gradient of its "
+                    "own: use LayerNorm instead"
                 )
             if getattr(part, "inplace", False):
                 part.inplace = False  # noted outputs must stay as they were
-        layers = [part for part in module.modules() if list(part.parameters(recurse=False))]
+        self.objective = objective or Objective()
+        trainable = {id(p) for p in module.parameters() if p.requires_grad}
+        layers = [part for part in module.modules() if _own(part, trainable)]
         if not layers:
             raise ConfigError("the model has no parameters to train")
-        self.chain = chain_of(module)
-        self.module = replaced(module.float(), tiling, FastPool).eval().requires_grad_(False)
-        self.lock = RLock()
-        named = dict(self.module.named_parameters())
+        module = module.float()
+        named = {name: p for name, p in module.named_parameters() if id(p) in trainable}
         self.parameters = list(named.values())
+        self.device = self.parameters[0].device
+        whole = len(named) == len(list(module.parameters()))
+        self.plain = self.objective.stacked and self.device.type == "cpu"
+        """Whether closed forms may hold, which know the cross-entropy and nothing else."""
+        self.chain = chain_of(module) if self.plain and whole else None
+        self.module = replaced(module, tiling, FastPool).eval().requires_grad_(False)
+        self.lock = RLock()
         self.layout = Layout(tuple(named), tuple(tuple(p.shape) for p in self.parameters))
         self.flat = torch.cat([p.reshape(-1) for p in self.parameters])
         for parameter, view in zip(self.parameters, self.layout.views(self.flat), strict=True):
             parameter.data = view
         self.valued_layers = layers[-require_layers(last_layers, len(layers)) :]
         numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._firsts = [
-            numbers[id(next(layer.parameters(recurse=False)))] for layer in self.valued_layers
-        ]
+        owned = [[numbers[id(p)] for p in _own(layer, trainable)] for layer in self.valued_layers]
+        self.head_names = [self.layout.names[number] for number in owned[-1]]
+        # A tied weight stands where it is first used: all that follows it is valued, too.
+        self._firsts = [min(min(own) for own in owned[place:]) for place in range(len(owned))]
         self.valued = self.layout.since(self._firsts[0])
         self.valued_parameters = self.parameters[self._firsts[0] :]
         self._loaded: object = None
@@ -81,20 +90,42 @@ class Network:
             layer.register_forward_hook(self._note)
 
     def tail(self, layers: int | None) -> int:
-        """How many parameters the last `layers` valued layers have; None: all that are valued."""
+        """Count the parameters of the last `layers` valued layers; None: of all that are valued."""
         return self.layout.since(self._firsts[-require_layers(layers, len(self._firsts))]).size
 
-    def load_statistics(self, named: Mapping[str, AnyArray]) -> None:
-        """Gives frozen layers the statistics of these names; other names are not theirs."""
-        own = dict(self.module.named_buffers())
+    def constants(self) -> dict[str, AnyArray]:
+        """Frozen parameters and buffers by name."""
+        own = self._constants()
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in own.items()}
+
+    def load_constants(self, named: Mapping[str, AnyArray]) -> None:
+        """Give frozen parameters and buffers the values of these names; other names are ignored."""
+        own = self._constants()
         with self.lock:
             for name in own.keys() & named.keys():
-                own[name].copy_(as_tensor(named[name]))
+                if own[name].shape != named[name].shape:
+                    raise ConfigError(
+                        f"'{name}' has shape {named[name].shape} in the model that came, "
+                        f"and {tuple(own[name].shape)} in this one"
+                    )
+                own[name].data.copy_(as_tensor(named[name]))
             self._loaded = None
+
+    def _constants(self) -> dict[str, Tensor]:
+        trained = set(map(id, self.parameters))
+        state = self.module.state_dict(keep_vars=True)
+        return {
+            name: tensor
+            for name, tensor in state.items()
+            if isinstance(tensor, Tensor) and id(tensor) not in trained
+        }
 
     @contextmanager
     def loaded(self, model: Vector, *, frozen: bool = True) -> Iterator[None]:
-        """Holds the module with these parameters; free of charge if they are frozen and were the ones loaded last."""
+        """Hold the module with these parameters.
+
+        It costs nothing if they are frozen and were the ones loaded last.
+        """
         with self.lock:
             if not frozen or self._loaded is not model:
                 self.layout.require(model)
@@ -104,7 +135,7 @@ class Network:
 
     @contextmanager
     def training(self, seed: int) -> Iterator[None]:
-        """Holds the module in training mode, in which dropout and the like act, drawing random numbers from `seed`."""
+        """Hold the module in training mode: dropout acts, with random numbers from `seed`."""
         with fork_rng(devices=[]), self.differentiable(self.parameters):
             torch.default_generator.manual_seed(seed)
             self.module.train()
@@ -115,7 +146,7 @@ class Network:
 
     @contextmanager
     def differentiable(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Lets autograd see these parameters; elsewhere the outputs of layers suffice, and cost less."""
+        """Let autograd see these parameters; elsewhere outputs of layers suffice, and cost less."""
         for parameter in parameters:
             parameter.requires_grad_(True)
         try:
@@ -125,15 +156,15 @@ class Network:
                 parameter.requires_grad_(False)
 
     def observe(
-        self, x: Tensor, noted: Sequence[nn.Module]
-    ) -> tuple[Tensor, list[list[tuple[Tensor, Tensor]]]]:
-        """The logits, and the input and output of every call of each layer `noted`.
+        self, x: Any, noted: Sequence[nn.Module]
+    ) -> tuple[Any, list[list[tuple[Tensor, Tensor]]]]:
+        """Compute the outputs, and the input and output of every call of each layer `noted`.
 
-        Autograd knows how the logits follow from the first of those outputs.
+        Autograd knows how the outputs follow from the first of those outputs.
         """
         self._notes = {id(layer): [] for layer in noted}
         try:
-            return self.module(x), list(self._notes.values())
+            return self.objective.outputs(self.module, x), list(self._notes.values())
         finally:
             self._notes = {}
 
@@ -142,11 +173,17 @@ class Network:
         if calls is not None:
             if isinstance(output, Tensor) and not output.requires_grad:
                 output.requires_grad_()
-            calls.append((args[0].detach(), output))
+            given = args[0].detach() if args and isinstance(args[0], Tensor) else torch.empty(0)
+            calls.append((given, output))
+
+
+def _own(layer: nn.Module, trainable: set[int]) -> list[nn.Parameter]:
+    """List the trainable parameters of the layer itself."""
+    return [p for p in layer.parameters(recurse=False) if id(p) in trainable]
 
 
 class FrozenNorm(nn.Module):
-    """What a BatchNorm layer is in evaluation mode, with parameters and statistics of the same names."""
+    """A BatchNorm layer as it is in evaluation, with the same names."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -158,6 +195,7 @@ class FrozenNorm(nn.Module):
             self.register_buffer(name, getattr(norm, name).clone())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise by the statistics that were loaded."""
         shape = (1, -1, *[1] * (x.dim() - 2))
         normal = (x - self.running_mean.view(shape)) * torch.rsqrt(
             self.running_var.view(shape) + self.eps
@@ -169,7 +207,21 @@ class FrozenNorm(nn.Module):
         )
 
 
-def with_frozen_norms(factory: Callable[[], nn.Module]) -> nn.Module:
-    """A new module of the factory, its BatchNorm layers frozen wherever they have statistics."""
-    kept = lambda part: isinstance(part, _BatchNorm) and part.running_mean is not None  # noqa: E731
-    return replaced(factory(), kept, FrozenNorm)
+def with_frozen_norms(module: nn.Module) -> nn.Module:
+    """Replace BatchNorm layers that keep statistics by what they are in evaluation."""
+    return replaced(
+        module, lambda p: isinstance(p, _BatchNorm) and p.running_mean is not None, FrozenNorm
+    )
+
+
+def without_statistics(module: nn.Module) -> nn.Module:
+    """Let InstanceNorm layers normalise each sample by itself always, as they do in training."""
+
+    def plain(norm: Any) -> nn.Module:
+        own: nn.Module = type(norm)(norm.num_features, eps=norm.eps, affine=False)
+        own.weight, own.bias = norm.weight, norm.bias
+        return own
+
+    return replaced(
+        module, lambda p: isinstance(p, _InstanceNorm) and p.running_mean is not None, plain
+    )

@@ -1,11 +1,13 @@
-"""Values of the last layer without torch: ONNX Runtime gives activations and logits, numpy the rest.
+"""The last layer without torch: ONNX Runtime gives activations and logits, numpy the rest.
 
-With error e = softmax(z) - onehot(y) and activation h, a sample's gradient by the last layer is e (h, 1)^T, so its
-projection on a direction (G, b) is e . (G h + b): inference and two small products.
+With error e = softmax(z) - onehot(y) and activation h, a sample's gradient by the last layer is
+e (h, 1)^T, so its projection on a direction (G, b) is e . (G h + b): inference and two small
+products.
 
-New parameters are put into the file's own bytes, without the onnx library. An ONNX file is a protobuf message:
-ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a TensorProto with dims (1), data_type (2), name
-(8) and raw_data (9). ModelProto.metadata_props (field 14) holds pairs of key (1) and value (2).
+New parameters are put into the file's own bytes, without the onnx library. An ONNX file is a
+protobuf message: ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a
+TensorProto with dims (1), data_type (2), name (8) and raw_data (9). ModelProto.metadata_props
+(field 14) holds pairs of key (1) and value (2).
 """
 
 import json
@@ -27,7 +29,7 @@ LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
 OUTPUTS = ("values", "activations", "logits")
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""First bytes of files that may run code when they are opened: archives as `torch.save` writes them, and pickles."""
+"""First bytes of files that may run code when opened: `torch.save`'s archives, and pickles."""
 _CHUNK = 256
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT = 1
@@ -37,10 +39,10 @@ _Fields: TypeAlias = dict[int, list[tuple[int, int, int]]]
 
 
 class OnnxMeasurements(TracedMeasurements):
-    """What a last linear layer sees in a batch, by its closed form; the session runs once, when it is first asked.
+    """What a last linear layer sees in a batch, by its closed form; the session runs once.
 
-    PendingRequest for projections first, the session gives them with the rest: for a single sample a few calls into numpy would
-    cost more than the network itself.
+    Asked for projections first, the session gives them with the rest: for a single sample a few
+    calls into numpy would cost more than the network itself.
     """
 
     def __init__(self, probe: "OnnxGradientProbe", batch: Batch) -> None:
@@ -58,6 +60,7 @@ class OnnxMeasurements(TracedMeasurements):
         return DenseTrace(lambda: ([activations[None]], logits[None]), self._batch.y[None])
 
     def projections(self, direction: Vector) -> Scores:
+        """Project each sample's gradient on a direction."""
         if self._seen is not None:
             return super().projections(direction)
         self._seen = self._probe.run(self._batch.x, self._batch.y, direction)
@@ -74,6 +77,7 @@ class OnnxGradientProbe:
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
     def measure(self, batch: Batch) -> OnnxMeasurements:
+        """Measure a batch under the model."""
         return OnnxMeasurements(self, batch)
 
     def run(self, x: AnyArray, y: AnyArray, direction: Vector) -> list[AnyArray]:
@@ -89,9 +93,9 @@ class OnnxGradientProbe:
 
 
 class OnnxLearner:
-    """The architecture of an exported file; it values by the last layer, and trains the last layer only.
+    """The architecture of an exported file, of which the last layer is measured and trained.
 
-    New models go into the file's own bytes. The body of a model is never trained here: that needs torch.
+    New models go into the file's own bytes. Its body is never trained here: that needs torch.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,7 +105,8 @@ class OnnxLearner:
             raise DataError(f"cannot read the model {path}: {error.strerror}") from error
         if not self._data or self._data.startswith(PICKLE_STARTS):
             raise DataError(
-                f"{path} is not an ONNX file but a pickle or an archive: write one by `fedkeep export`"
+                f"{path} is not an ONNX file but a pickle or an archive: "
+                "write one by `fedkeep export`"
             )
         notes, tensors = _parsed(self._data)
         if LAYOUT_KEY not in notes:
@@ -118,7 +123,8 @@ class OnnxLearner:
             kind, start, end = tensors.get(name, (0, 0, 0))
             if kind != _FLOAT or end - start != 4 * (part.stop - part.start):
                 raise DataError(
-                    f"the ONNX file does not hold the parameter '{name}': write it by `fedkeep export`"
+                    f"the ONNX file does not hold the parameter '{name}': "
+                    "write it by `fedkeep export`"
                 )
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
@@ -128,17 +134,19 @@ class OnnxLearner:
         self._loaded: tuple[Vector, OnnxGradientProbe] | None = None
 
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - the file holds the first model
+        """Give the first model."""
         parts = [np.frombuffer(self._data[start:end], "<f4") for start, end, _ in self._places]
         return np.concatenate(parts).astype(np.float32)
 
     def file_of(self, model: Vector) -> bytes:
-        """The file with these parameters instead of its own."""
+        """Put these parameters into the file instead of its own."""
         data = bytearray(self._data)
         for start, end, part in self._places:
             data[start:end] = np.asarray(model[part], dtype="<f4").tobytes()
         return bytes(data)
 
     def probe(self, model: Vector) -> OnnxGradientProbe:
+        """Freeze a model to measure samples with."""
         if self._loaded is None or self._loaded[0] is not model:
             self._loaded = (
                 model,
@@ -154,6 +162,7 @@ class OnnxLearner:
         return np.concatenate([model[:body], self._head.train(model[body:], seen, local)])
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        """Compute class scores, (n, classes)."""
         probe, nobody = self.probe(model), np.zeros(len(x), dtype=np.int64)
         parts = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
         found = [probe.run(x[part], nobody[part], probe.nowhere)[2] for part in parts]
@@ -161,7 +170,7 @@ class OnnxLearner:
 
 
 def session(data: bytes) -> Any:
-    """A session that uses one thread and gives memory back: the device has other work."""
+    """Open a session of one thread that gives memory back: the device has other work."""
     with optional_import("an ONNX model", "onnx"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -175,7 +184,7 @@ def session(data: bytes) -> Any:
 
 
 def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, tuple[int, int, int]]]:
-    """What the writer of an ONNX file noted in it; each tensor's data type and where its bytes begin and end."""
+    """Read the notes of a file's writer, and each tensor's data type and place."""
 
     def text(message: _Fields, number: int) -> str:
         _, start, end = message[number][-1] if number in message else (0, 0, 0)
@@ -194,7 +203,7 @@ def _parsed(data: bytes) -> tuple[dict[str, str], dict[str, tuple[int, int, int]
 
 
 def _fields(data: bytes, at: int, end: int) -> _Fields:
-    """Those of the message between `at` and `end`; wire type 0 is a number, 2 is bytes after their length."""
+    """Read the message between `at` and `end`; wire type 0 is a number, 2 bytes."""
     found: _Fields = defaultdict(list)
     while at < end:
         key, at = _varint(data, at)
@@ -215,7 +224,7 @@ def _fields(data: bytes, at: int, end: int) -> _Fields:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, seven bits a byte, and where it ends."""
+    """Read the number that begins at `at`, seven bits a byte, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,8 +1,9 @@
-"""Any torch module as a learner: measured by closed forms where they hold, trained by weighted local SGD.
+"""Any torch module as a learner: by closed forms where they hold, trained by weighted local SGD.
 
-Which way of measuring is right is found out at the first look: three samples are measured one by one by plain backprop,
-then as a batch. That costs a few milliseconds once, and means that a module which calls a layer twice, ties weights, or
-mixes samples in a way no list of layer types could foresee is found out rather than measured wrongly.
+Which way of measuring is right is found out at the first batch: three samples are measured one by
+one by plain backprop, then together. That costs a few milliseconds once. A module which calls a
+layer twice, ties weights, or mixes samples in a way no list of layer types could foresee is found
+out rather than measured wrongly.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.errors import FedkeepError
 from fedkeep.core.protocols import PerSampleGradients, TrainingJob
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.backends import (
@@ -25,14 +26,15 @@ from fedkeep.learn.backends import (
     local_sgd,
 )
 from fedkeep.learn.batched_layers import Linear, Pass, is_bilinear
-from fedkeep.learn.network import CHUNK, Network, as_tensor, output_error
+from fedkeep.learn.network import CHUNK, Network, output_error
+from fedkeep.learn.objective import Objective, as_tensor
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
 _TRACED_SAMPLES, _TRACED_MODELS = 12, 32
 """With more samples each, one model after the other was as fast or faster."""
 _STACKED_SAMPLES = 24
-"""With more samples each, training one after the other was as fast or faster with LeNet and the traffic CNN."""
+"""With more samples each, training one by one was as fast, with LeNet and the traffic CNN."""
 _TOLERANCE = 1e-3
 
 
@@ -44,39 +46,54 @@ class TorchLearner:
     >>> learner = TorchLearner(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)))
     >>> learner.size, learner.layout.names
     (14, ('1.weight', '1.bias'))
-    >>> batch = Batch(np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64), np.arange(5))
+    >>> x, y = np.ones((5, 2, 3), dtype=np.float32), np.zeros(5, dtype=np.int64)
+    >>> batch = Batch(x, y, np.arange(5))
     >>> learner.probe(learner.initial(0)).measure(batch).norms().shape
     (5,)
     """
 
     def __init__(
-        self, factory: Callable[[], nn.Module], last_layers: int | None = None, chunk: int = CHUNK
+        self,
+        factory: Callable[[], nn.Module],
+        last_layers: int | None = None,
+        chunk: int = CHUNK,
+        objective: Objective | None = None,
     ) -> None:
         self._factory, self._chunk = factory, chunk
-        self._network = network = Network(factory(), last_layers)
+        self._network = network = Network(factory(), last_layers, objective)
         self.layout, self.size, self.gradient_size = (
             network.layout,
             network.layout.size,
             network.valued.size,
         )
-        self.tail, self.load_statistics = network.tail, network.load_statistics
+        self.tail = network.tail
+        self.valued_names = network.valued.names
+        self.constants, self.load_constants = network.constants, network.load_constants
         self._descend = partial(local_sgd, self.layout, self.gradient_size, as_tensor)
         self._ways: tuple[MeasurementsClass, bool] | None = None
 
     def initial(self, seed: int) -> Vector:
-        """The parameters of a new module, as its own layers initialise them."""
+        """Make the parameters of a new module, as its own layers initialise them."""
         with fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             module = self._factory()
-        return torch.cat([p.detach().float().reshape(-1) for p in module.parameters()]).numpy()
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return torch.cat([p.detach().float().reshape(-1) for p in trained]).cpu().numpy()
 
     def probe(self, model: Vector) -> FrozenModel:
+        """Freeze a model to measure samples with."""
         return FrozenModel(self, model)
 
     def measure_many(
         self, models: Sequence[Vector], batches: Sequence[Batch]
     ) -> list[PerSampleGradients]:
-        """What each batch's own model, which must not change any more, sees in it: all small ones of chains at once."""
+        """Measure each batch under its own model, which must not change any more.
+
+        All small batches of chains of layers are measured at once.
+        """
+        network = self._network
+        if network.objective.pool is not None:
+            batches = [network.objective.dense(batch) for batch in batches]
         small = [
             c
             for c, batch in enumerate(batches)
@@ -102,19 +119,24 @@ class TorchLearner:
         )
 
     def _ways_for(self, model: Vector, batch: Batch) -> tuple[MeasurementsClass, bool]:
+        if not self._network.plain:
+            return AutogradMeasurements, False
         if self._ways is None:
             with self._network.lock:
                 self._ways = ways_to_measure(self._network, model, batch)
         return self._ways
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
+        """Train by weighted local SGD (Eq. 12)."""
         return self.train_many(model, [job], local)[0]
 
     def train_many(
         self, model: Vector, jobs: Sequence[TrainingJob], local: LocalTraining
     ) -> list[Vector]:
-        """Where each job leads from the same model, in one call where that is possible and faster."""
+        """Train each job from the same model, in one call where that is faster."""
         network = self._network
+        if not network.plain:
+            raise FedkeepError("a model with a loss of its own is trained by its user's loop")
         most = max((len(job.batch) for job in jobs), default=0)
         if network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None:
             models = as_tensor(model).repeat(len(jobs), 1)
@@ -130,14 +152,14 @@ class TorchLearner:
     def _chained(
         self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> Sequence[Tensor]:
-        """Of models of a chain of layers, by matrix products; samples that only pad a short batch have no share."""
+        """Gradients of chains of layers, by matrix products; padding has no share."""
         passed = Pass(self._network.chain or [], parameters, x)
         return passed.gradients(output_error(passed.logits, y).mul_(share[:, None]))
 
     def _differentiated(
         self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> Sequence[Tensor]:
-        """Of the one model that the module holds, by autograd, as many samples at a time as stay in the cache."""
+        """Gradients of the one loaded model by autograd, as many samples as stay in the cache."""
         network = self._network
         total: Sequence[Tensor] = ()
         for part, labels, own in zip(
@@ -154,6 +176,7 @@ class TorchLearner:
         return total
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
+        """Compute class scores, (n, classes)."""
         network = self._network
         with network.loaded(model, frozen=False):
             return torch.cat(
@@ -164,9 +187,15 @@ class TorchLearner:
 def ways_to_measure(
     network: Network, model: Vector, batch: Batch
 ) -> tuple[MeasurementsClass, bool]:
-    """The fastest measurements that are exact for this module, and whether one pass of many models is exact, too.
+    """Find the fastest measurements that are exact for this module.
 
-    Three different samples, made from the first of a batch, must be seen as plain backprop of each alone sees them.
+    Three different samples, made from the first of a batch, must be seen as plain backprop of each
+    alone sees them.
+
+    Returns
+    -------
+    tuple
+        The measurements, and whether one pass of many models is exact, too.
     """
     x = np.stack(
         [np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)]
@@ -178,8 +207,8 @@ def ways_to_measure(
         together, np.concatenate([one.losses() for one in alone]), rtol=_TOLERANCE, atol=_TOLERANCE
     ):
         raise FedkeepError(
-            "the model's loss of a sample depends on the other samples of its batch, so no sample has a "
-            "gradient of its own: replace the layer that mixes samples"
+            "the model's loss of a sample depends on the other samples of its batch, so no sample "
+            "has a gradient of its own: replace the layer that mixes samples"
         )
     gradients = np.stack([one.mean_gradient() for one in alone]).astype(np.float64)
     direction = np.random.default_rng(0).normal(size=len(gradients[0])).astype(np.float32)
@@ -204,27 +233,3 @@ def ways_to_measure(
     chained = network.chain is not None and network.chain[-1][0] is Linear
     traced = chained and is_exact(TracedMeasurements(ChainTrace(network, [model], [three]), 3))
     return TorchMeasurements if closed else AutogradMeasurements, traced
-
-
-def add_to_gradients(module: nn.Module, correction: Vector) -> None:
-    """Adds a correction to the gradients of a module that somebody else trains: of its last parameters.
-
-    >>> layer = nn.Linear(2, 1)
-    >>> layer(torch.tensor([[3.0, 4.0]])).sum().backward()
-    >>> add_to_gradients(layer, np.array([0.5, 0.0, -1.0], dtype=np.float32))  # weight, then bias
-    >>> layer.weight.grad.tolist(), layer.bias.grad.tolist()
-    ([[3.5, 4.0]], [0.0])
-    """
-    left = as_tensor(correction)
-    with torch.no_grad():
-        for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-            cut = len(left) - parameter.numel()
-            if cut < 0:
-                break
-            part = left[cut:].view(parameter.shape).to(parameter.device)
-            parameter.grad = part.clone() if parameter.grad is None else parameter.grad.add_(part)
-            left = left[:cut]
-    if len(left):
-        raise ConfigError(
-            f"a correction of {len(correction)} numbers does not fit this model: give it the one synced"
-        )

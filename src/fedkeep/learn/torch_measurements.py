@@ -1,5 +1,6 @@
 """What a torch model sees in a batch: by closed forms where they hold, else by autograd alone."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,13 +13,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, Outer, padded
 from fedkeep.learn.batched_layers import Pass
-from fedkeep.learn.network import Network, as_tensor, losses, output_error
+from fedkeep.learn.network import Network, output_error
+from fedkeep.learn.objective import as_tensor, cross_entropy
 
 _BLOCK = 1 << 20
 """Numbers of per-sample gradients held at a time."""
@@ -26,16 +29,17 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Placed(Outer):
-    """A weight that is used at several places of a sample: that of a convolution, or of a linear layer along a row."""
+    """A weight used at several places of a sample: a convolution's, or that of tokens."""
 
     layer: Any = None
 
     @property
     def size(self) -> int:
+        """P, the number of parameters."""
         return sum(parameter.numel() for parameter in self.layer.parameters())
 
     def inner(self, other: Outer) -> AnyArray:
-        """From the gradients themselves: what a sample's places say is summed before anything is made of it."""
+        """<grad_i, grad'_i> from the gradients themselves: a sample's places are summed first."""
         theirs = of_kind(Placed, other)
         return _inner_products(self._gradients(), None if theirs is self else theirs._gradients())
 
@@ -52,6 +56,7 @@ class Placed(Outer):
         return response.sum(tuple(range(1, response.dim()))).numpy()
 
     def add_up(self, shares: Vector, out: Vector) -> None:
+        """Write the samples' gradients, multiplied by their shares and summed, into `out`."""
         e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
         torch.cat(
             [gradient.reshape(-1) for gradient in self._summed(self.a, e)],
@@ -59,7 +64,7 @@ class Placed(Outer):
         )
 
     def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
-        """The gradients of the weight and, where there is one, the bias, summed over these samples."""
+        """Sum the gradients by the weight and, where there is one, the bias."""
         layer = self.layer
         if isinstance(layer, nn.Linear):
             a, e = a.flatten(0, -2), e.flatten(0, -2)
@@ -78,7 +83,7 @@ class Placed(Outer):
             yield of_each(a[:, None], e[:, None])
 
     def _geometry(self) -> tuple[Any, ...]:
-        """Stride, padding and dilation, not transposed, no output padding, and groups of a convolution."""
+        """Stride, padding, dilation, not transposed, no output padding, and groups."""
         layer = self.layer
         return (
             layer.stride,
@@ -91,7 +96,7 @@ class Placed(Outer):
 
 
 class TorchMeasurements(FactoredMeasurements):
-    """The closed forms of linear and convolutional layers, from what they see in a pass of the module itself."""
+    """Closed forms of linear and convolutional layers, from what they see in a pass."""
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
         self._network, self._model, self._batch, self._n = network, model, batch, len(batch)
@@ -99,20 +104,23 @@ class TorchMeasurements(FactoredMeasurements):
         self._noted: list[Outer] = []
 
     def losses(self) -> Scores:
+        """Compute the loss of each sample."""
         self._last(1)
-        return losses(self._logits, as_tensor(self._batch.y)).double().numpy()
+        return cross_entropy(self._logits, as_tensor(self._batch.y)).double().numpy()
 
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         return torch.as_tensor(self._last(1)[-1].a).flatten(1).numpy()
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
+        """Bytes that are kept for later questions."""
         return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
     def _last(self, wanted: int | None = None) -> list[Outer]:
         """By a forward and a backward pass, which gives the logits too.
 
-        Autograd starts at the first noted output; where that is the logits, nothing is left for it to do.
+        Autograd starts at the first noted output; where that is the logits, nothing is left to do.
         """
         network = self._network
         layers = network.valued_layers[-(wanted or 0) :]
@@ -127,7 +135,7 @@ class TorchMeasurements(FactoredMeasurements):
             inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
             errors = [error] if outputs[-1] is graph else []
             if below := outputs[: len(outputs) - len(errors)]:
-                # of a sum: given the error as it is, torch would first load half a second's worth of symbolic math
+                # Of a sum: given the error as it is, torch would first load its symbolic math.
                 errors = [*torch.autograd.grad((graph * error).sum(), below), *errors]
         self._noted = []
         for layer, a, e in zip(layers, inputs, errors, strict=True):
@@ -154,18 +162,23 @@ class ChainTrace:
 
     @cached_property
     def losses(self) -> AnyArray:
-        return losses(self._passed.logits, self._y).numpy()
+        """Compute the loss of each sample."""
+        found: AnyArray = cross_entropy(self._passed.logits, self._y).numpy()
+        return found
 
     @cached_property
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         return self._passed.links[-1].x.mT.numpy()
 
     @cached_property
     def head(self) -> Outer:
+        """Factors of the last layer."""
         return Outer(self.activations, self._error.mT.numpy())
 
     @cached_property
     def valued(self) -> list[Outer]:
+        """Factors of the valued layers."""
         links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
         factors = [link.factors(error) for link, error in links][::-1]
         # The activations of all layers are much larger than what is made of them.
@@ -183,95 +196,153 @@ class ChainTrace:
 
 
 class AutogradMeasurements(BatchMeasurements):
-    """The same quantities by autograd alone: slower, and right for all that autograd differentiates twice.
+    """The same quantities by autograd alone: slower, and right for any differentiable loss.
 
-    Where it is differentiated twice or mapped over, fused attention kernels, which cannot be, are left out.
+    Where it is differentiated twice or mapped over, fused attention kernels, which cannot be, are
+    left out. A module that cannot be mapped over, or differentiated twice, is asked sample by
+    sample.
     """
 
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
         self._network, self._loaded, self._n = network, partial(network.loaded, model), len(batch)
-        self._x, self._y = as_tensor(batch.x), as_tensor(batch.y)
+        self._batch = batch
+        self._x, self._y = network.objective.read(batch, network.device)
 
     def losses(self) -> Scores:
+        """Loss of each sample."""
         with self._loaded():
-            return self._losses().detach().double().numpy()
+            return self._losses().detach().double().cpu().numpy()
 
     def projections(self, direction: Vector) -> Scores:
         """<grad_i, direction>, as the derivative of <sum_i v_i grad_i, direction> by v."""
         network, parameters = self._network, self._network.valued_parameters
-        tangents = network.valued.views(as_tensor(direction))
-        with self._loaded(), sdpa_kernel(SDPBackend.MATH):
-            with network.differentiable(parameters):
-                found = self._losses()
-                v = torch.ones_like(found, requires_grad=True)
-                mixed = torch.autograd.grad(
-                    found, parameters, v, create_graph=True, materialize_grads=True
-                )
-            used = [
-                (part, tangent)
-                for part, tangent in zip(mixed, tangents, strict=True)
-                if part.requires_grad
+        tangents = network.valued.views(as_tensor(direction).to(network.device))
+        try:
+            with self._loaded(), sdpa_kernel(SDPBackend.MATH):
+                with network.differentiable(parameters):
+                    found = self._losses()
+                    v = torch.ones_like(found, requires_grad=True)
+                    mixed = torch.autograd.grad(
+                        found, parameters, v, create_graph=True, materialize_grads=True
+                    )
+                used = [
+                    (part, tangent)
+                    for part, tangent in zip(mixed, tangents, strict=True)
+                    if part.requires_grad
+                ]
+                parts, along = zip(*used, strict=True)
+                return torch.autograd.grad(parts, v, along)[0].double().cpu().numpy()
+        except RuntimeError:  # a part that cannot be differentiated twice
+            names = network.valued.names
+            toward = [tangent[None] for tangent in tangents]
+            projected = [
+                _row_products(own, toward) for own in self._gradients(self._chunk(names), names)
             ]
-            parts, along = zip(*used, strict=True)
-            return torch.autograd.grad(parts, v, along)[0].double().numpy()
+            return torch.cat(projected).cpu().numpy()
 
     def inner(self, other: PerSampleGradients) -> Scores:
+        """<grad_i, grad'_i> of each sample."""
         return self._inner(of_kind(AutogradMeasurements, other), self._network.valued.names)
 
     def head_norms(self) -> Scores:
-        own = len(list(self._network.valued_layers[-1].parameters(recurse=False)))
-        return np.sqrt(self._inner(self, self._network.valued.names[-own:]))
+        """Norm of each sample's gradient by the parameters of the last layer."""
+        return np.sqrt(self._inner(self, self._network.head_names))
 
     def weighted_gradient(self, weights: Scores) -> Vector:
-        shares, parameters = as_tensor(weights / max(1, self._n)), self._network.valued_parameters
+        """Average the samples' gradients, each multiplied by its weight."""
+        shares = as_tensor(weights / max(1, self._n)).to(self._network.device)
+        parameters = self._network.valued_parameters
         with self._loaded(), self._network.differentiable(parameters):
-            parts = torch.autograd.grad(self._losses() @ shares, parameters, materialize_grads=True)
-        return torch.cat([part.reshape(-1) for part in parts]).numpy()
+            weighted = (self._losses() * shares).sum()
+            parts = torch.autograd.grad(weighted, parameters, materialize_grads=True)
+        return torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
 
     def activations(self) -> AnyArray:
+        """Give the inputs of the last layer, (n, d)."""
         network = self._network
         with self._loaded(), torch.no_grad():  # or no output could be changed in place
             _, [calls] = network.observe(self._x, network.valued_layers[-1:])
-        return calls[-1][0].flatten(1).numpy()
+        return calls[-1][0].flatten(1).cpu().numpy()
 
     def _losses(self) -> Tensor:
-        return losses(self._network.module(self._x), self._y)
+        return self._network.objective.losses(self._network.module, self._x, self._y)
+
+    def _chunk(self, names: Sequence[str]) -> int:
+        """How many samples' gradients by these parameters are held at a time."""
+        numbers = sum(self._network.module.get_parameter(name).numel() for name in names)
+        return max(1, 2 * _BLOCK // numbers)
 
     def _inner(self, other: "AutogradMeasurements", names: Sequence[str]) -> Scores:
-        """<grad_i, grad'_i> over the parameters `names`, from the gradients of a few samples at a time."""
-        size = max(
-            1, 2 * _BLOCK // sum(self._network.module.get_parameter(name).numel() for name in names)
-        )
+        """<grad_i, grad'_i> over the parameters `names`, a few samples at a time."""
+        size = self._chunk(names)
         theirs = None if other is self else other._gradients(size, names)
         return _inner_products(self._gradients(size, names), theirs)
 
     def _gradients(self, size: int, names: Sequence[str]) -> Iterator[list[Tensor]]:
-        """The gradient of every sample by each parameter of `names`, (n, *shape), `size` samples at a time."""
-        module = self._network.module
-        of_one = grad(
-            lambda own, x, y: losses(functional_call(module, own, (x[None],)), y[None])[0]
-        )
-        for x, y in zip(torch.split(self._x, size), torch.split(self._y, size), strict=True):
+        """Compute each sample's gradient by each of `names`, (n, *shape), `size` at a time."""
+        network, objective = self._network, self._network.objective
+        module = network.module
+
+        def loss_of_one(own: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+            called = _Called(module, own)
+            losses: Tensor = objective.losses(called, tree_map(_alone, x), tree_map(_alone, y))
+            return losses[0]
+
+        of_one = grad(loss_of_one)
+        for start in range(0, self._n, size):
+            part = self._batch.take(slice(start, start + size))
             with self._loaded(), sdpa_kernel(SDPBackend.MATH):
                 own = {name: module.get_parameter(name).detach() for name in names}
                 try:
-                    found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
-                except (
-                    RuntimeError
-                ):  # not every layer can be mapped over (recurrent ones, for instance)
-                    singles = [of_one(own, *pair) for pair in zip(x, y, strict=True)]
-                    found = [torch.stack([single[name] for single in singles]) for name in names]
+                    x, y = objective.read(part, network.device)
+                    with warnings.catch_warnings():
+                        # Layers that torch maps over by a loop are right, and slow, and say so.
+                        warnings.filterwarnings("ignore", "There is a performance drop")
+                        found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
+                except (RuntimeError, ValueError, TypeError):
+                    # Not every layer can be mapped over: recurrent ones, for instance.
+                    alone = [
+                        self._of_one_alone(part.take(slice(i, i + 1)), names)
+                        for i in range(len(part))
+                    ]
+                    found = [torch.stack(own) for own in zip(*alone, strict=True)]
             yield found
+
+    def _of_one_alone(self, one: Batch, names: Sequence[str]) -> list[Tensor]:
+        network = self._network
+        x, y = network.objective.read(one, network.device)
+        parameters = [network.module.get_parameter(name) for name in names]
+        with network.differentiable(parameters):
+            loss = network.objective.losses(network.module, x, y).sum()
+            return list(torch.autograd.grad(loss, parameters, materialize_grads=True))
+
+
+class _Called:
+    """A module with other parameters in place of its own."""
+
+    def __init__(self, module: nn.Module, own: dict[str, Tensor]) -> None:
+        self._module, self._own = module, own
+        self.forward = module.forward
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return functional_call(self._module, self._own, args, named)
+
+
+def _alone(value: Any) -> Any:
+    """One sample as a batch of one."""
+    return value[None] if isinstance(value, Tensor) else value
+
+
+def _row_products(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
+    """<g_i, h_i> per sample, over parameters (n, *shape)."""
+    parts = [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(mine, theirs, strict=True)]
+    return torch.stack(parts).sum(0)
 
 
 def _inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]] | None) -> Scores:
-    """<grad_i, grad'_i> per sample, from the gradients by each parameter, (n, ...), of a few samples at a time.
+    """<grad_i, grad'_i> per sample, from the gradients of a few samples at a time.
 
     Without `theirs` it is the squared norms: gradients are made once then.
     """
     pairs = ((g, g) for g in mine) if theirs is None else zip(mine, theirs, strict=True)
-    parts = [
-        [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(*pair, strict=True)]
-        for pair in pairs
-    ]
-    return torch.cat([torch.stack(part).sum(0) for part in parts]).numpy()
+    return torch.cat([_row_products(*pair) for pair in pairs]).cpu().numpy()

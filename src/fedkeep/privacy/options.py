@@ -57,8 +57,11 @@ class PrivacyOptions:
     """On a device: the directory of the fleet's public node keys, which a sum is limited to."""
     member_key: str = ""
     """On a device: its own node key, which signs for it."""
+    profiles: Literal["plain", "sealed", "homomorphic"] = "plain"
+    """Who reads a device's profile: the server; the key-holder alone, which plans; or nobody, where
+    the server ranks ciphertexts for the key-holder (simulated fleets, `fedkeep[homomorphic]`)."""
     encrypted_profiles: bool = False
-    """Whether profiles are encrypted to the key holder, which plans, and not to the server."""
+    """An alias: true is `profiles = "sealed"`."""
     public_key: str = ""
     """On a device: the key holder's public key, as `fedkeep keyholder show` prints it."""
 
@@ -77,6 +80,8 @@ class PrivacyOptions:
         check_range(self, "sum_threshold", least=0.5, most=1)
         check_range(self, "min_cohort", least=2)
         check_range(self, "delta", above=0, below=1)
+        if self.encrypted_profiles and self.profiles == "homomorphic":
+            raise ValueError('encrypted_profiles is profiles = "sealed": leave out one of the two')
         if bool(self.members) != bool(self.member_key):
             raise ValueError("members and member_key belong together: name both, or none")
         if self.epsilon is not None and not self.protect:
@@ -85,6 +90,11 @@ class PrivacyOptions:
             )
         if len(set(self.protect)) != len(self.protect):
             raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
+
+    @property
+    def profile_protection(self) -> Literal["plain", "sealed", "homomorphic"]:
+        """What `profiles`, or its alias, says."""
+        return "sealed" if self.encrypted_profiles and self.profiles == "plain" else self.profiles
 
     def protects(self, stream: Stream) -> bool:
         """Whether this stream leaves the device with noise only."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
-from fedkeep.core.errors import RejectedError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import (
     ArraySpec,
@@ -115,7 +115,11 @@ class ReleasePipeline:
             from fedkeep.privacy.secagg.client import SecureAggregationClient
 
             self._member = SecureAggregationClient(options, gradient_size)
-        if options.encrypted_profiles:
+        if options.profile_protection == "homomorphic":
+            raise ConfigError(
+                "privacy.profiles = 'homomorphic' is for `fedkeep run`: set 'sealed' on a device"
+            )
+        if options.profile_protection == "sealed":
             from fedkeep.keyholder.sealing import read_public_key
 
             self._key_holder = read_public_key(options.public_key)
@@ -187,7 +191,11 @@ class ReleasePipeline:
     def vitals(self, vitals: DeviceStats) -> DeviceStats | None:
         """Return the store's statistics; None where reports are masked or profiles protected."""
         options = self._options
-        if options.secure_aggregation or options.encrypted_profiles or options.protects("profile"):
+        if (
+            options.secure_aggregation
+            or options.profile_protection != "plain"
+            or options.protects("profile")
+        ):
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals

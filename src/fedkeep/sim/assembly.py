@@ -1,5 +1,6 @@
 """Puts an experiment's components together."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from fedkeep.config.options import RegionOptions
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gradients import Estimate
+from fedkeep.core.planning.plan import Plan
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions
@@ -38,6 +40,8 @@ class SimulationContext:
     regions: Regions
     velocities: FloatArray
     """V, (C, Y), in arrivals a round: as declared, unless devices measure it."""
+    capacities: IntArray
+    """B, (C,): how many samples each device can keep."""
 
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """Make a device as it is before it hears of a plan: with the first model."""
@@ -49,7 +53,7 @@ class SimulationContext:
         made = build_device(
             experiment,
             self.learner,
-            capacity=experiment.storage.capacity,
+            capacity=int(self.capacities[number]),
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
             regions=self.regions,
@@ -89,7 +93,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     """
     if data is None:
         data = load_data(experiment.task, experiment.seed)
+    capacities = experiment.storage.capacities(data.devices, experiment.seed)
     if experiment.names["policy"] == "central":  # on one device
+        capacities = capacities[:1]
         train, test = (
             Ownership(own.indices, np.array([len(own.indices)])) for own in (data.train, data.test)
         )
@@ -101,7 +107,9 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     velocities: FloatArray = (
         counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
     )
-    return SimulationContext(experiment, data, stream, learner, model, regions, velocities)
+    return SimulationContext(
+        experiment, data, stream, learner, model, regions, velocities, capacities
+    )
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:
@@ -119,10 +127,9 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     guards = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(experiment.storage.capacity, ground.velocities[d])
-            for d in range(data.devices)
+            d: Profile(int(ground.capacities[d]), ground.velocities[d]) for d in range(data.devices)
         }
-        server.coordinate(guards.release_profiles(profiles))
+        coordinate(experiment, server, guards.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
     if policy.uses_direction and experiment.estimator.cold_start == "exact":
         # As if every device had reported before the first round.
@@ -157,6 +164,35 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
         guards=guards,
         rival=baseline_for(experiment.correction, learner, stream.rates),
     )
+
+
+def coordinate(
+    experiment: Experiment, server: Server, profiles: Mapping[DeviceId, Profile]
+) -> Plan:
+    """Have a plan made from what the devices declare, in the clear or ranked under encryption.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Says how profiles are protected.
+    server : Server
+        Follows the plan; of ranked profiles it learns the plan alone.
+    profiles : mapping of DeviceId to Profile
+        Of all devices.
+
+    Returns
+    -------
+    Plan
+        As the devices are told.
+    """
+    if experiment.privacy.profile_protection == "homomorphic":
+        from fedkeep.keyholder.ranking import FINE, plan_ranked
+
+        plan = plan_ranked(profiles, experiment.coordinator, FINE)
+        server.use_plan(plan)
+        return plan
+    plan, _ = server.coordinate(profiles)
+    return plan
 
 
 def load_data(task: Task, seed: int, progress: Progress | None = None) -> Federation:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from fedkeep.core.types import (
 from fedkeep.data import Federation
 from fedkeep.learn.evaluation import judge
 from fedkeep.privacy.options import refuse_conflicts
-from fedkeep.sim.assembly import assemble
+from fedkeep.sim.assembly import assemble, coordinate
 from fedkeep.sim.fleet import SimulatedFleet
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
@@ -77,8 +77,8 @@ class Simulator:
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
-        if privacy.secure_aggregation or privacy.encrypted_profiles:
-            both = "privacy.secure_aggregation and privacy.encrypted_profiles"
+        if privacy.secure_aggregation or privacy.profile_protection == "sealed":
+            both = "privacy.secure_aggregation and sealed profiles (privacy.encrypted_profiles)"
             raise ConfigError(f"{both} hide nothing in one process: deploy them")
         self.experiment = experiment
         self.parts = assemble(experiment, data)
@@ -134,7 +134,10 @@ class Simulator:
 
     def evaluate(self) -> ModelScores:
         """Evaluate the global model on every device's test samples."""
-        return evaluate(self.parts.learner, self.server.model, self.parts.data)
+        scores = evaluate(self.parts.learner, self.server.model, self.parts.data)
+        if self.experiment.record.accuracy == "devices":
+            return replace(scores, accuracy=float(np.nanmean(scores.device_accuracy)))
+        return scores
 
     def snapshot(self) -> State:
         """Return all that the rest of the run depends on."""
@@ -171,13 +174,14 @@ class Simulator:
             self.server.set_global_gradient(direction)
             fleet.update_model(self._population, self.server.model, direction)
         declared = profile.measured and round_ % profile.every == 0
-        arrivals = fleet.catch_up(
-            self._population if declared or oracle else participants, round_ + 1
-        )
+        seen = round_ + (1 if self.experiment.stream.current else 0)
+        arrivals = fleet.catch_up(self._population if declared or oracle else participants, seen)
         self.tally["samples_valued"] += arrivals
         if declared:
             counted = {d: device.profile() for d, device in sorted(fleet.devices.items())}
-            plan, _ = self.server.coordinate(self.parts.guards.release_profiles(counted))
+            plan = coordinate(
+                self.experiment, self.server, self.parts.guards.release_profiles(counted)
+            )
             for d, device in fleet.devices.items():
                 device.apply_plan(plan.assignment(d))
         return arrivals

@@ -277,7 +277,7 @@ class Observer:
             for id_, label, score, arrival, uses, thumbnail in rows
         )
         capacity, changes = (
-            self._simulator.experiment.storage.capacity,
+            int(self._simulator.parts.capacities[device]),
             tuple(self._changes[device]),
         )
         return lines.DeviceLine(

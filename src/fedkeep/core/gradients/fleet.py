@@ -26,6 +26,8 @@ class GivenEstimator:
     """A direction that comes from elsewhere: an oracle's exact gradient, or none at all."""
 
     given: Vector | None = None
+    fleet_weight: float = 0.0
+    """Not used: nothing is summed over the fleet."""
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         """Ignore what devices send."""
@@ -77,9 +79,10 @@ class IncrementalEstimator:
 
     Equal to the paper's running sum, but no running sum: each g_hat_c is kept, the devices stand in
     blocks, blocks in larger blocks, and only those that changed are summed again, in float64. So
-    nothing stays behind for ever, neither rounding nor a value that should not have counted. The
-    sum is divided by the weight it covers, which makes it a mean from the first round on; once
-    every device has reported, that is the paper's estimate.
+    nothing stays behind for ever, neither rounding nor a value that should not have counted. With
+    `normalise` the sum is divided by the weight it covers, which makes it a mean from the first
+    round on; without it, as Eq. 8 is printed, by the weight of the whole fleet: devices that have
+    not reported count as zeros. Once every device has reported, both are the same.
 
     >>> estimator = IncrementalEstimator()
     >>> estimator.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
@@ -89,10 +92,17 @@ class IncrementalEstimator:
     >>> estimator.update({1: Estimate(np.array([8.0], dtype=np.float32), weight=1.0, round=2)})
     >>> estimator.direction().tolist(), estimator.staleness(2)
     ([2.0], 0.5)
+    >>> printed = IncrementalEstimator(normalise=False)
+    >>> printed.fleet_weight = 4.0
+    >>> printed.update({1: Estimate(np.array([4.0], dtype=np.float32), weight=1.0, round=0)})
+    >>> printed.direction().tolist()  # 1 / 4 of 4: three quarters of the fleet have not reported
+    [1.0]
     """
 
-    def __init__(self, max_age: int | None = None) -> None:
-        self.max_age = max_age
+    def __init__(self, max_age: int | None = None, *, normalise: bool = True) -> None:
+        self.max_age, self.normalise = max_age, normalise
+        self.fleet_weight = 0.0
+        """What all devices of the plan weigh together, whether they have reported or not."""
         self._slots: dict[DeviceId, int] = {}
         self._free: list[int] = []
         self._kept: dict[int, Estimate] = {}
@@ -128,6 +138,8 @@ class IncrementalEstimator:
             slots = len(self._kept) + len(self._free)
             height = next(h for h in range(_TALLEST) if _FAN ** (h + 1) >= slots)
             total, weight = self._sum(height, 0) or (np.zeros(0), 0.0)
+            if weight > 0 and not self.normalise:
+                weight = max(weight, self.fleet_weight)
             self._direction = (total / weight).astype(np.float32) if weight > 0 else None
         return self._direction
 
@@ -192,6 +204,10 @@ GlobalEstimator: TypeAlias = GivenEstimator | IncrementalEstimator
 """g_hat, from the estimates of those that took part (Eq. 8, step 8)."""
 
 
-def global_estimator(name: str, max_age: int | None = None) -> GlobalEstimator:
+def global_estimator(
+    name: str, max_age: int | None = None, *, normalise: bool = True
+) -> GlobalEstimator:
     """Make the estimator of that name: Eq. 8 if `incremental`, else the mean of the round."""
-    return IncrementalEstimator(max_age) if name == "incremental" else RoundMeanEstimator()
+    if name == "incremental":
+        return IncrementalEstimator(max_age, normalise=normalise)
+    return RoundMeanEstimator()

@@ -1,11 +1,13 @@
-"""Which device holds which label: the set S of Eq. 10, built label by label with whole columns at a time.
+"""Which device holds which label: the set S of Eq. 10, label by label, whole columns at a time.
 
-Then improved by local search: devices exchange labels in short cycles while the objective (9a) grows. An exchange
-"a -> b" lets one device drop label a and take b, so that a loses a holder and b gains one. Round a cycle of labels
-nobody loses. A cycle may also pass through one of two pools, at which a label ends up with a holder more and the next
-with one less: either that one has more than wanted, or it is no more short than the first was.
+Then improved by local search: devices exchange labels in short cycles while the objective (9a)
+grows. An exchange "a -> b" lets one device drop label a and take b, so that a loses a holder and b
+gains one. Round a cycle of labels nobody loses. A cycle may also pass through one of two pools, at
+which a label ends up with a holder more and the next with one less: either that one has more than
+wanted, or it is no more short than the first was.
 
-At last every label held gets its slots, by a rule that goes by name in `[coordinator]` (step 3 of the greedy).
+At last every label held gets its slots, by a rule that goes by name in `[coordinator]` (step 3 of
+the greedy).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +20,21 @@ from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 _ROWS = 1 << 12
 """Devices handled at once."""
 _COLUMNS = 16
-"""Labels whose rates are copied out at once: a cache line of float32, since single columns are slow to read."""
+"""Labels whose rates are copied out at once: a cache line of float32, since single columns are slow
+to read."""
 _CHAINED_CELLS = 10**9
-"""Cells of V that chains of exchanges may look at per repair: bounds the time spent on fleets beyond repair."""
+"""Cells of V that chains of exchanges may look at per repair: bounds the time spent on fleets
+beyond repair."""
 _NEVER = -np.inf
 _CANDIDATES = 512
 """Cycles looked at per step of the local search; most often the first ones are taken."""
 
 
 class LabelHolders:
-    """Labels held by devices, with the room each device has left; every step keeps within the limits."""
+    """Labels held by devices, with the room each device has left.
+
+    Every step keeps within the limits.
+    """
 
     def __init__(self, velocity: AnyArray, limits: IntArray, held: BoolArray | None = None) -> None:
         self.velocity = velocity
@@ -36,7 +43,10 @@ class LabelHolders:
         self.holders: IntArray = self.held.sum(axis=0)
 
     def grant(self, order: IntArray, least: IntArray) -> None:
-        """Gives each label in turn to its fastest owners with room until it has its `least` (the greedy's step 2)."""
+        """Give each label in turn to its fastest owners with room (the greedy's step 2).
+
+        Each gets holders until it has its `least`.
+        """
         short = order[self.holders[order] < least[order]]
         for start in range(0, len(short), _COLUMNS):
             labels = short[start : start + _COLUMNS]
@@ -52,7 +62,10 @@ class LabelHolders:
                 self.holders[label] += len(given)
 
     def repair(self, least: IntArray) -> None:
-        """Finds holders for labels under `least` where room alone did not: others hand labels on, none falls short."""
+        """Find holders for labels under `least` where room alone did not.
+
+        Others hand labels on, none falls short.
+        """
         for label in np.argsort(self.holders, kind="stable").tolist():
             for other in np.argsort(least - self.holders, kind="stable").tolist():
                 missing, spare = (
@@ -72,7 +85,10 @@ class LabelHolders:
                 pass
 
     def fill(self) -> None:
-        """Gives devices with room their fastest labels, so that none that sees data goes without (step 2, end)."""
+        """Give devices with room their fastest labels (step 2, end).
+
+        None that sees data goes without.
+        """
         for rows in row_chunks(np.flatnonzero(self.room > 0)):
             wanted = np.where(self.held[rows], 0, self.velocity[rows])
             self.held[rows] |= largest_per_row(wanted, self.room[rows])
@@ -87,7 +103,10 @@ class LabelHolders:
         self.holders[taken] += len(devices)
 
     def _chain(self, label: int, least: IntArray) -> bool:
-        """Finds the label as many more holders as the shortest chain of exchanges allows; says whether there is one."""
+        """Finds the label as many more holders as the shortest chain of exchanges allows.
+
+        Says whether there is one.
+        """
         came_from = {label: label}
         for current in (queue := [label]):
             owners = (self.velocity[:, current] > 0) & ~self.held[:, current]
@@ -164,9 +183,10 @@ def improve(
 ) -> None:
     """Makes exchanges until none of the cycles tried adds to the objective.
 
-    No label comes to have fewer holders than the first of the `stages` asks for, nor do all together come to lack
-    more of what the last one asks for. `concentrated` says that all slots but one per label go to a device's fastest
-    label; else they are split evenly. In a step, cycles share neither labels nor devices, so that gains add up.
+    No label comes to have fewer holders than the first of the `stages` asks for, nor do all
+    together come to lack more of what the last one asks for. `concentrated` says that all slots but
+    one per label go to a device's fastest label; else they are split evenly. In a step, cycles
+    share neither labels nor devices, so that gains add up.
     """
     labels_of_step: set[int] = {-1}
     while labels_of_step:
@@ -242,7 +262,10 @@ def _cycles(best: FloatArray) -> Iterator[list[int]]:
 
 
 def even(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
-    """The slots split evenly, the remainder to the device's most frequent labels: the paper's rule."""
+    """Split the slots evenly, the remainder to the device's most frequent labels.
+
+    The paper's rule.
+    """
     quotas = _quota_table(fleet)
     for rows in row_chunks(np.flatnonzero(held.any(axis=1))):
         share, rest = np.divmod(fleet.capacities[rows], held[rows].sum(axis=1))
@@ -252,7 +275,9 @@ def even(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
 
 
 def frequent(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
-    """One slot for each label and the rest for the most frequent: the most that (9a) can reach once S is fixed.
+    """Give one slot for each label and the rest for the most frequent.
+
+    It is the most that (9a) can reach once S is fixed.
 
     It leaves (9d) to the label weights, as `even` does.
     """
@@ -268,7 +293,8 @@ QUANTITIES: dict[str, Callable[[FleetProfiles, BoolArray], AnyArray]] = {
     "even": even,
     "frequent": frequent,
 }
-"""Each gives every label held, S of Eq. 10 as a (C, Y) table, at least one slot and uses up each device's capacity."""
+"""Each gives every label held, S of Eq. 10 as a (C, Y) table, at least one slot and uses up each
+device's capacity."""
 
 
 def _quota_table(fleet: FleetProfiles) -> AnyArray:
@@ -278,10 +304,14 @@ def _quota_table(fleet: FleetProfiles) -> AnyArray:
 
 
 def apportion(total: int, weights: FloatArray, minimum: int = 0) -> IntArray:
-    """`total` shared out in proportion to `weights` by largest remainders, each share at least `minimum`.
+    """Share out `total` in proportion to `weights` by largest remainders.
 
-    >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist(), apportion(4, np.array([9.0, 1.0]), minimum=1).tolist()
-    ([5, 3, 2], [3, 1])
+    Each share at least `minimum`.
+
+    >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist()
+    [5, 3, 2]
+    >>> apportion(4, np.array([9.0, 1.0]), minimum=1).tolist()
+    [3, 1]
     """
     free = total - minimum * len(weights)
     if free < 0:

@@ -1,13 +1,23 @@
-"""Profiles to a plan: which labels each device stores, how many samples of each, and what they count (steps 1, 2)."""
+"""From profiles to a plan: which labels each device stores, how many samples of each, their weight.
+
+Steps 1 and 2 of the paper's overview. `paper-greedy` is the paper's Algorithm 1 to the letter;
+`greedy` is ours, which repairs and improves what Algorithm 1 leaves.
+"""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from fedkeep.core.bounds import check_range
-from fedkeep.core.planning.assignment import QUANTITIES, LabelHolders, improve, largest_per_row
+from fedkeep.core.planning.assignment import (
+    QUANTITIES,
+    LabelHolders,
+    even,
+    improve,
+    largest_per_row,
+)
 from fedkeep.core.planning.plan import Plan, Shortfall, make_plan
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.registry import Registry, find
@@ -15,31 +25,87 @@ from fedkeep.core.types import AnyArray, BoolArray, IntArray
 
 
 class Coordinator(Protocol):
-    """Decides what every device stores; dataclass fields become keys of `[coordinator]` in an experiment's TOML."""
+    """Decides what every device stores.
+
+    Dataclass fields become keys of `[coordinator]` in an experiment's TOML.
+    """
 
     def plan(self, fleet: FleetProfiles) -> Plan:
-        """A plan from nothing."""
+        """Make a plan from nothing.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            B and V of the paper: capacities and velocities of all devices.
+
+        Returns
+        -------
+        Plan
+            D, gamma and what could not be given.
+        """
 
     def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:
-        """A plan for the fleet as it is now, after devices joined, left or drifted."""
+        """Make a plan for the fleet as it is now, after devices joined, left or drifted.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan in force.
+        fleet : FleetProfiles
+            The devices that are there now.
+
+        Returns
+        -------
+        Plan
+            The new plan.
+        """
 
 
 @dataclass(frozen=True)
 class Uncoordinated:
-    """No division of labour: all that a device sees is one region, and every stored sample counts 1.
+    """No coordination: all that a device sees is one region, and every stored sample counts 1.
 
-    The plan has a single column, to be used with a single region: one store, one slot count, one weight.
+    The plan has a single column, to be used with a single region: one store, one slot count, one
+    weight.
 
+    Examples
+    --------
     >>> Uncoordinated().plan(FleetProfiles.numbered([4, 2], [[3, 1], [0, 5]])).quotas.tolist()
     [[4], [2]]
     """
 
     def plan(self, fleet: FleetProfiles) -> Plan:
+        """Give every device all its slots, whatever comes.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            The devices to plan for.
+
+        Returns
+        -------
+        Plan
+            One column of quotas: the capacities.
+        """
         velocities = fleet.velocities.sum(axis=1, dtype=np.float64)[:, None]
         whole = FleetProfiles(fleet.devices, fleet.capacities, velocities)
         return replace(make_plan(whole, fleet.capacities[:, None]), label_weights=np.ones(1))
 
     def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:  # noqa: ARG002 - nothing of the old plan matters
+        """Plan anew: the old plan does not matter.
+
+        Parameters
+        ----------
+        plan : Plan
+            Not used.
+        fleet : FleetProfiles
+            The devices to plan for.
+
+        Returns
+        -------
+        Plan
+            As `plan` makes it.
+        """
         return self.plan(fleet)
 
 
@@ -50,20 +116,40 @@ class LabelLimits:
     clients_per_label: int | None = 5
     """n_label: the fewest holders a label should have (9b); None asks all who see it."""
     labels_per_client: int | None = None
-    """n_client: the most labels a device holds (9c); None is as many as it sees and has slots for."""
+    """n_client: the most labels a device holds (9c); None: what it sees and has slots for."""
 
     def __post_init__(self) -> None:
         check_range(self, "clients_per_label", "labels_per_client", least=1)
 
     def of_devices(self, fleet: FleetProfiles) -> IntArray:
-        """The labels each device can hold: no more than n_client, than it sees, than it has slots."""
+        """Count the labels that each device can hold.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            The devices to plan for.
+
+        Returns
+        -------
+        ndarray of int, shape (C,)
+            No more than n_client, than it sees, than it has slots.
+        """
         most = fleet.labels if self.labels_per_client is None else self.labels_per_client
         return np.minimum(np.minimum(fleet.seen, most), fleet.capacities)
 
     def stages(self, fleet: FleetProfiles) -> list[IntArray]:
-        """The holders to find for each label: first what the fleet can give to all alike, then what is wanted.
+        """List how many holders to find for each label, stage by stage.
 
-        Wanted is n_label, or all who see the label where they are fewer.
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            The devices to plan for.
+
+        Returns
+        -------
+        list of ndarray of int, shape (Y,)
+            First what the fleet can give to all labels alike, then what is wanted: n_label, or
+            all who see the label where they are fewer.
         """
         most, slots = self.clients_per_label, int(self.of_devices(fleet).sum())
         wanted = fleet.owners if most is None else np.minimum(fleet.owners, most)
@@ -73,7 +159,21 @@ class LabelLimits:
         return [wanted] if np.array_equal(modest, wanted) else [modest, wanted]
 
     def settle(self, fleet: FleetProfiles, quotas: AnyArray) -> Plan:
-        """The plan of these quotas, and what lacks: holders of labels, then in one shortfall slots of devices."""
+        """Make the plan of these quotas, with what it lacks.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            The devices that were planned for.
+        quotas : ndarray of int, shape (C, Y)
+            D.
+
+        Returns
+        -------
+        Plan
+            With a shortfall for each label that lacks holders, and one for all devices that lack
+            slots.
+        """
         short: list[Shortfall] = []
         holders: IntArray = np.count_nonzero(quotas, axis=0)
         for label, (owners, got) in enumerate(
@@ -103,13 +203,94 @@ class LabelLimits:
 
 
 @dataclass(frozen=True)
+class PaperGreedy(LabelLimits):
+    """The paper's greedy to the letter: Algorithm 1, no repair, no search, gamma as printed.
+
+    Labels come in the order of how few devices own them, of equals the lower number first. Each
+    goes to the devices with the highest velocity of it that still may hold a label, of equals the
+    lower number first, and to no more than `clients_per_label` of them. Slots are divided evenly,
+    the remainder goes to the device's fastest labels.
+
+    References
+    ----------
+    Gong et al., To Store or Not?, WWW 2023, section 3.3 and Eq. 11; the journal version, IEEE/ACM
+    ToN 32(4), 2024, Algorithm 1, which has the stop at n_label. Its constraints ask for more:
+    `unassigned` says what becomes of devices that it leaves with nothing (docs/deviations.md).
+
+    Examples
+    --------
+    >>> V = [[400, 200, 300], [200, 300, 200], [300, 0, 400]]
+    >>> plan = PaperGreedy(2, 2).plan(FleetProfiles.numbered([20, 40, 20], V))  # appendix A
+    >>> plan.quotas.tolist()
+    [[10, 10, 0], [0, 20, 20], [10, 0, 10]]
+    >>> plan.label_weights.round(4).tolist()
+    [1.5652, 0.5797, 1.0435]
+    """
+
+    unassigned: Literal["idle", "fill"] = "idle"
+    """Room that is left when every label has its holders: `idle` is Algorithm 1, which stops there;
+    `fill` gives each device its fastest labels up to its limit, as ||D_c|| = |B_c| in (9) asks."""
+
+    def plan(self, fleet: FleetProfiles) -> Plan:
+        """Make the plan of Algorithm 1.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            B and V of the paper.
+
+        Returns
+        -------
+        Plan
+            With gamma of Eq. 11 over all of the stream, also of labels that nobody holds.
+        """
+        holdings = LabelHolders(fleet.velocities, self.of_devices(fleet))
+        most = fleet.owners if self.clients_per_label is None else self.clients_per_label
+        holdings.grant(
+            np.argsort(fleet.owners, kind="stable"), np.broadcast_to(most, fleet.owners.shape)
+        )
+        if self.unassigned == "fill":
+            holdings.fill()
+        plan = self.settle(fleet, even(fleet, holdings.held))
+        stored = plan.slots
+        # Eq. 11, as ||V_y|| / ||D_y|| over ||V|| / ||D||
+        weights = np.divide(
+            fleet.label_mass, stored * plan.mass_per_slot, out=np.zeros(fleet.labels),
+            where=(stored > 0) & (plan.mass_per_slot > 0),
+        )  # fmt: skip
+        return replace(plan, label_weights=weights)
+
+    def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:  # noqa: ARG002 - the paper plans once
+        """Plan anew: Algorithm 1 knows no earlier plan.
+
+        Parameters
+        ----------
+        plan : Plan
+            Not used.
+        fleet : FleetProfiles
+            The devices that are there now.
+
+        Returns
+        -------
+        Plan
+            As `plan` makes it.
+        """
+        return self.plan(fleet)
+
+
+@dataclass(frozen=True)
 class Greedy(LabelLimits):
-    """The paper's greedy: scarce labels first, each to the devices that see most of it.
+    """The paper's greedy with repair, stages and local search of ours.
 
-    `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or most devices
-    of a large fleet would store nothing. Where the fleet cannot give every label its minimum, all labels first get
-    as many as it can give to each, so that none is left out for the sake of another's second holder.
+    `paper-greedy` is the paper's.
 
+    `clients_per_label` is a minimum, as in (9b): a last pass fills every device up to its limit, or
+    most devices of a large fleet would store nothing. Where the fleet cannot give every label its
+    minimum, all labels first get as many as it can give to each, so that none is left out for the
+    sake of another's second holder.
+
+    Examples
+    --------
     >>> fleet = FleetProfiles.numbered(capacities=[4, 2], velocities=[[3, 1, 2], [0, 0, 5]])
     >>> plan = Greedy(clients_per_label=1, labels_per_client=2).plan(fleet)
     >>> plan.quotas.tolist()  # label 2 is left to device 1, which sees most of it
@@ -119,18 +300,45 @@ class Greedy(LabelLimits):
     """
 
     quantities: str = "even"
-    """How slots are divided among a device's labels: "even", or "frequent", all but one each for the most frequent."""
+    """How slots are divided among a device's labels: "even", or "frequent", all but one each for
+    the most frequent."""
 
     improve_up_to: int = 1000
-    """Fleets of up to so many devices are improved by local search; in larger ones the greedy choice is as good."""
+    """Fleets of up to so many devices are improved by local search; in larger ones the greedy
+    choice is as good."""
 
     def plan(self, fleet: FleetProfiles) -> Plan:
+        """Make a plan from nothing.
+
+        Parameters
+        ----------
+        fleet : FleetProfiles
+            The devices to plan for.
+
+        Returns
+        -------
+        Plan
+            Improved by local search in fleets of up to `improve_up_to` devices.
+        """
         return self.settle(
             fleet, self._divide(fleet, None, improving=len(fleet) <= self.improve_up_to)
         )
 
     def replan(self, plan: Plan, fleet: FleetProfiles) -> Plan:
-        """Keeps every assignment that still can be kept; only devices whose labels change get new quotas."""
+        """Keep every assignment that still can be kept.
+
+        Parameters
+        ----------
+        plan : Plan
+            The plan in force.
+        fleet : FleetProfiles
+            The devices that are there now.
+
+        Returns
+        -------
+        Plan
+            Only devices whose labels change have new quotas.
+        """
         old, limits = plan.rows_for(fleet), self.of_devices(fleet)
         held = (old > 0) & (fleet.velocities > 0)
         over = np.flatnonzero(held.sum(axis=1) > limits)
@@ -158,5 +366,7 @@ class Greedy(LabelLimits):
 
 
 COORDINATORS: Registry[type[Coordinator]] = Registry(
-    "coordinator", {"none": Uncoordinated, "greedy": Greedy}, methods=("plan", "replan")
+    "coordinator",
+    {"none": Uncoordinated, "greedy": Greedy, "paper-greedy": PaperGreedy},
+    methods=("plan", "replan"),
 )

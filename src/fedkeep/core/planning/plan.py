@@ -12,7 +12,10 @@ from fedkeep.core.weighting import label_weights
 
 @dataclass(frozen=True)
 class Shortfall:
-    """A label with fewer holders than wanted or, where `label` is None, devices with fewer slots than labels."""
+    """A label with fewer holders than wanted, or devices with fewer slots than labels.
+
+    In the second case `label` is None.
+    """
 
     label: int | None
     wanted: int
@@ -30,7 +33,8 @@ class Shortfall:
             return f"label {name} has {self.got} of {self.wanted} holders: {self.reason}"
         named = [devices[device] if devices else str(device) for device in self.devices[:3]]
         more = [f"{len(self.devices) - 3} more"] if len(self.devices) > 3 else []
-        return f"{self.got} of {self.wanted} labels fit on device {', '.join(named + more)}: {self.reason}"
+        where = ", ".join(named + more)
+        return f"{self.got} of {self.wanted} labels fit on device {where}: {self.reason}"
 
     __str__ = tell
 
@@ -56,7 +60,10 @@ class Plan:
         return Assignment(self.quotas[row].astype(np.int64), self.label_weights, self.mass_per_slot)
 
     def snapshot(self) -> State:
-        """The plan as plain arrays; what was lacking is not part of it, it is found anew by planning."""
+        """Give the plan as plain arrays.
+
+        What was lacking is not part of it: it is found anew by planning.
+        """
         names = ("devices", "quotas", "label_weights", "mass_per_slot")
         return {name: np.asarray(getattr(self, name)) for name in names}
 

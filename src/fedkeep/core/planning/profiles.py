@@ -1,4 +1,7 @@
-"""What the server knows of all devices at once: the vector B and the matrix V of the paper (step 1)."""
+"""What the server knows of all devices at once.
+
+The vector B and the matrix V of the paper (step 1).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ class FleetProfiles:
     devices: IntArray
     capacities: IntArray
     velocities: AnyArray
-    """V: (C, Y), float32 or float64; a million devices and a hundred labels take 0.4 GB as float32."""
+    """V: (C, Y); as float32 a million devices and a hundred labels take 0.4 GB."""
 
     def __post_init__(self) -> None:
         count = len(self.devices)
@@ -31,8 +34,9 @@ class FleetProfiles:
             or len(self.velocities) != count
         ):
             raise ValueError(
-                f"a fleet of {count} devices needs capacities of shape ({count},) and velocities of shape "
-                f"({count}, labels), got {self.capacities.shape} and {self.velocities.shape}"
+                f"a fleet of {count} devices needs capacities of shape ({count},) and velocities "
+                f"of shape ({count}, labels), got {self.capacities.shape} and "
+                f"{self.velocities.shape}"
             )
         if np.any(np.diff(self.devices) <= 0):
             raise ValueError("devices must be unique and in ascending order")
@@ -52,7 +56,10 @@ class FleetProfiles:
 
     @staticmethod
     def of(profiles: Mapping[DeviceId, Profile]) -> "FleetProfiles":
-        """The fleet of these profiles, in the order of the devices' ids whatever the order they came in."""
+        """Put profiles side by side.
+
+        They stand in the order of the devices' ids whatever the order they came in.
+        """
         devices = sorted(profiles)
         return FleetProfiles(
             np.array(devices, dtype=np.int64),

@@ -1,4 +1,7 @@
-"""A plan from velocities that stay encrypted: the order that homomorphic encryption can tell is enough for greedy."""
+"""A plan from velocities that stay encrypted.
+
+The order that homomorphic encryption can tell is enough for greedy.
+"""
 
 import json
 import os
@@ -12,18 +15,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedkeep.core.errors import RejectedError
-from fedkeep.core.planning.greedy import Greedy
+from fedkeep.config.experiment import resolve
+from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.planning.greedy import Coordinator, Greedy, PaperGreedy, Uncoordinated
 from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.types import Profile
+from fedkeep.privacy.options import PrivacyOptions
+from fedkeep.sim.engine import Simulator
 
-pytest.importorskip("tenseal", reason="needs the lab extra")
+pytest.importorskip("tenseal", reason="needs the homomorphic extra")
 
-from lab.encrypted_order import COARSE, Comparisons, Contexts, OrderedFleet, Scheme
+from fedkeep.keyholder.ranking import (
+    COARSE,
+    Comparisons,
+    Contexts,
+    OrderedFleet,
+    Scheme,
+    plan_ranked,
+)
 
 tables = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 7), st.integers(1, 5)), elements=st.integers(0, 6)
 )
 CAPACITIES = np.array([3, 7, 1, 5, 2])
+ROWS = (np.arange(5), CAPACITIES)
 COMPARISONS = Comparisons(devices=5, labels=3)
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +49,10 @@ def holder() -> Contexts:
 
 
 def velocities() -> np.ndarray:
-    """Velocities with many zeros and exact ties, and differences down to one level of the coarse grid."""
+    """Velocities with many zeros and exact ties.
+
+    And differences down to one level of the coarse grid.
+    """
     return np.random.default_rng(0).choice([0.0, 0.02, 1.0, 2.0, 4.0, 300.0], size=(5, 3))
 
 
@@ -56,7 +74,7 @@ def test_the_plan_equals_the_plain_greedy_plan_without_local_search(
         clients_per_label=2, labels_per_client=2, quantities=quantities, improve_up_to=0
     )
     public = holder.public()
-    plan = holder.plan(COMPARISONS, public.compare(encrypted(public)), CAPACITIES, greedy)
+    plan = holder.plan(COMPARISONS, public.compare(encrypted(public)), ROWS, greedy)
     plain = greedy.plan(FleetProfiles.numbered(CAPACITIES, velocities()))
     np.testing.assert_array_equal(plan.quotas, plain.quotas)
     np.testing.assert_allclose(plan.label_weights, plain.label_weights, rtol=1e-6)
@@ -68,9 +86,9 @@ def test_only_the_key_holder_reads_anything_and_what_is_damaged_is_refused(
     public = holder.public()
     compared = public.compare(encrypted(public)[:2])
     with pytest.raises(ValueError, match="secret_key"):
-        public.plan(COMPARISONS, compared, CAPACITIES, Greedy())
+        public.plan(COMPARISONS, compared, ROWS, Greedy())
     with pytest.raises(RejectedError, match="unclear comparison"):
-        Contexts(COARSE).plan(COMPARISONS, compared, CAPACITIES, Greedy())
+        Contexts(COARSE).plan(COMPARISONS, compared, ROWS, Greedy())
     with pytest.raises(RejectedError, match="unreadable ciphertext"):
         public.compare([[compared[0][:-50], compared[1]]])
 
@@ -139,3 +157,44 @@ def test_the_benchmark_of_both_ways_in_its_quick_form(tmp_path: Path) -> None:
     assert {run["way"] for run in runs} == {"sealed", "CKKS, coarse"}
     assert all(run["equal"] for run in runs), "each plan is the plain one of its kind"
     assert all(run["device_bytes"] < 200 for run in runs if run["way"] == "sealed")
+
+
+@pytest.mark.parametrize("coordinator", [Greedy(2, 2, improve_up_to=0), PaperGreedy(2, 2)])
+def test_all_parts_in_one_process_give_the_plan_on_the_grid(coordinator: Coordinator) -> None:
+    profiles = {3 * d: Profile(int(CAPACITIES[d]), row) for d, row in enumerate(velocities())}
+    plan = plan_ranked(profiles, coordinator, COARSE)
+    plain = coordinator.plan(FleetProfiles.of(profiles))
+    np.testing.assert_array_equal(plan.devices, [0, 3, 6, 9, 12])
+    np.testing.assert_array_equal(plan.quotas, plain.quotas)
+    np.testing.assert_allclose(plan.label_weights, plain.label_weights, rtol=1e-6)
+    with pytest.raises(ConfigError, match="greedy or paper-greedy"):
+        plan_ranked(profiles, Uncoordinated(), COARSE)
+
+
+def test_a_simulated_fleet_plans_from_ranked_profiles() -> None:
+    table = {
+        "task": {"name": "demo", "devices": 6, "labels": 4},
+        "policy": {"name": "ode"},
+        "coordinator": {"clients_per_label": 2, "labels_per_client": 2, "improve_up_to": 0},
+        "train": {"rounds": 3, "participation": 0.5},
+    }
+    ranked, plain = (
+        Simulator(resolve({**table, "privacy": {"profiles": form}}))
+        for form in ("homomorphic", "plain")
+    )
+    assert ranked.server.plan is not None
+    assert plain.server.plan is not None
+    held = ranked.server.plan.quotas > 0
+    assert (held == (plain.server.plan.quotas > 0)).mean() > 0.8
+    assert [record.round for record in ranked.run()] == [1, 2, 3]
+    assert len({ranked.server.rate(device) for device in range(6)}) == 1, "rates stay unknown"
+    with pytest.raises(ConfigError, match="hide nothing in one process"):
+        Simulator(resolve({**table, "privacy": {"profiles": "sealed"}}))
+
+
+def test_the_former_word_is_an_alias() -> None:
+    assert PrivacyOptions(encrypted_profiles=True).profile_protection == "sealed"
+    assert PrivacyOptions(profiles="sealed").profile_protection == "sealed"
+    assert PrivacyOptions().profile_protection == "plain"
+    with pytest.raises(ValueError, match="leave out one of the two"):
+        PrivacyOptions(profiles="homomorphic", encrypted_profiles=True)

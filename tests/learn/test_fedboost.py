@@ -1,16 +1,19 @@
-"""FedBoost against a loop that writes its formulas out, as a learner among others, and in a simulation by its name."""
+"""FedBoost against a loop that writes its formulas out, as a learner among others.
+
+And in a simulation by its name.
+"""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from examples.fedboost import FedBoost
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.dense_learner import DenseLearner
+from fedkeep.learn.fedboost import FedBoost
 from fedkeep.sim.engine import Simulator
 from fedkeep.testing import check_learner
 
@@ -100,23 +103,29 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
         FedBoost((FEATURES + 1,), CLASSES, predictors=base)
     with pytest.raises(ConfigError, match="sampled must be above 0"):
         FedBoost((FEATURES,), CLASSES, predictors=base, sampled=0)
-    model = {"name": "examples/fedboost.py:FedBoost", "predictor": base}
+    model = {"name": "fedboost", "predictor": base}
     with pytest.raises(
         ConfigError,
-        match=r"examples/fedboost\.py:FedBoost takes .* unexpected keyword argument 'predictor'",
+        match=r"model 'fedboost' takes .* unexpected keyword argument 'predictor'",
     ):
         Simulator(resolve({"task": {"name": "demo"}, "model": model}))
+    layered = {"name": "fedboost", "predictors": base, "last_layers": 1}
+    with pytest.raises(ConfigError, match="'fedboost' has no layers"):
+        Simulator(resolve({"task": {"name": "demo"}, "model": layered}))
 
 
 @pytest.mark.parametrize("policy", ["fifo", "ode", "balanced-reservoir"])
 def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
-    """`balanced-reservoir` comes with the gist, which mends the steps of the mixture's weights as it does any other."""
+    """`balanced-reservoir` comes with the gist.
+
+    Which mends the steps of the mixture's weights as it does any other.
+    """
     net = DenseLearner((30, 10))
     np.savez(
         tmp_path / "base.npz", models=np.stack([net.initial(seed) for seed in range(4)]), hidden=[]
     )
     model = {
-        "name": "examples/fedboost.py:FedBoost",
+        "name": "fedboost",
         "predictors": str(tmp_path / "base.npz"),
         "sampled": 2,
     }

@@ -14,7 +14,7 @@ from fedkeep.core.planning.greedy import Greedy
 from fedkeep.core.planning.profiles import FleetProfiles
 
 pytest.importorskip("scipy")
-from lab.exact import Exact, quantities
+from fedkeep.solvers.exact import Exact, quantities
 
 
 def random_fleet(seed: int, devices: int, labels: int) -> FleetProfiles:
@@ -102,7 +102,10 @@ def test_best_quantities_use_up_every_store_and_come_nearer_the_stream_than_even
 
 
 def test_best_quantities_on_hand_numbers() -> None:
-    """Two devices, two labels, 3 : 1 in the stream, to the slot: device 0 sees more of label 0 and takes it."""
+    """Two devices, two labels, 3 : 1 in the stream, to the slot.
+
+    Device 0 sees more of label 0 and takes it.
+    """
     fleet = FleetProfiles.numbered([10, 10], [[40, 5], [20, 15]])
     assert quantities(fleet, np.ones((2, 2), dtype=bool)).tolist() == [[9, 1], [7, 3]]
 

@@ -1,6 +1,6 @@
 """Regions agreed on by federated clustering, and coordination in them."""
 
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,14 +11,17 @@ from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import AnyArray, Batch, FloatArray
 
 pytest.importorskip("sklearn")
-from lab.clusters import Clusters
+from fedkeep.solvers.clusters import Clusters, Hierarchical, KMeans
 
 CENTRES = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
-METHODS = ["k-means", "hierarchical"]
+METHODS: list[type[Clusters]] = [KMeans, Hierarchical]
 
 
 def devices() -> list[FloatArray]:
-    """Three devices, each of which sees two of three clusters, one ten times as often as the other."""
+    """Three devices, each of which sees two of three clusters.
+
+    One ten times as often as the other.
+    """
     rng = np.random.default_rng(0)
     return [
         np.concatenate(
@@ -35,15 +38,13 @@ def as_batch(points: AnyArray) -> Batch:
     return Batch(points, np.zeros(len(points), dtype=np.int64), np.arange(len(points)))
 
 
-def agree(method: Literal["k-means", "hierarchical"]) -> Clusters:
-    clusters = Clusters(3, method, local=4)
+def agree(method: type[Clusters]) -> Clusters:
+    clusters = method(3, local=4)
     return clusters.merge([clusters.summarise(points) for points in devices()])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_devices_agree_on_clusters_that_none_of_them_sees_whole(
-    method: Literal["k-means", "hierarchical"],
-) -> None:
+def test_devices_agree_on_clusters_that_none_of_them_sees_whole(method: type[Clusters]) -> None:
     found = np.array(agree(method).centroids)
     nearest = np.linalg.norm(found[:, None] - CENTRES, axis=2)
     assert sorted(nearest.argmin(axis=1).tolist()) == [0, 1, 2]
@@ -51,7 +52,7 @@ def test_devices_agree_on_clusters_that_none_of_them_sees_whole(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_coordination_works_in_clusters(method: Literal["k-means", "hierarchical"]) -> None:
+def test_coordination_works_in_clusters(method: type[Clusters]) -> None:
     regions = agree(method)
     velocities = [
         np.bincount(regions.assign(as_batch(p), None), minlength=regions.count) for p in devices()
@@ -65,27 +66,27 @@ def test_coordination_works_in_clusters(method: Literal["k-means", "hierarchical
 def test_many_samples_outweigh_few() -> None:
     """Two summaries of one region: the centroid lies where the samples are."""
     many, few = (np.array([[0.0]]), np.array([99])), (np.array([[100.0]]), np.array([1]))
-    for method in ("k-means", "hierarchical"):
-        assert Clusters(1, method).merge([many, few]).centroids == [[1.0]]
+    for method in METHODS:
+        assert method(1).merge([many, few]).centroids == [[1.0]]
 
 
 def test_fewer_distinct_points_than_regions_give_fewer_regions() -> None:
-    clusters = Clusters(5, local=3)
+    clusters = KMeans(5, local=3)
     summary = clusters.summarise(np.array([[1.0], [1.0], [2.0]]))
     assert summary[1].sum() == 3
     assert clusters.merge([summary]).count == 2
 
 
 def test_the_same_seed_gives_the_same_regions() -> None:
-    assert agree("k-means") == agree("k-means")
+    assert agree(KMeans) == agree(KMeans)
 
 
 def test_unsound_options_are_refused() -> None:
     with pytest.raises(ValueError, match="count must be 1 or more, got 0"):
-        Clusters(0)
+        KMeans(0)
     for unfit in ([[np.nan, 1.0]], []):
         with pytest.raises(ValueError, match="finite numbers"):
-            Clusters(centroids=unfit)
+            KMeans(centroids=unfit)
 
 
 class Activations:
@@ -103,14 +104,14 @@ CENTROIDS = [[0.0, 0.0], [5.0, 5.0], [-5.0, -5.0]]
 
 def test_the_nearest_centroid_counts() -> None:
     measured = cast(PerSampleGradients, Activations())
-    assert Clusters(3, centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 1, 2]
-    assert Clusters(3, space="activations", centroids=CENTROIDS).assign(
+    assert KMeans(3, centroids=CENTROIDS).assign(SAMPLES, measured).tolist() == [0, 1, 2]
+    assert KMeans(3, space="activations", centroids=CENTROIDS).assign(
         SAMPLES, measured
     ).tolist() == [0, 2, 1]
 
 
 def test_samples_that_do_not_lie_where_the_centroids_do_are_refused() -> None:
     with pytest.raises(ValueError, match="samples have 2 features, the centroids 3"):
-        Clusters(1, centroids=[[1.0, 1.0, 1.0]]).assign(SAMPLES, None)
+        KMeans(1, centroids=[[1.0, 1.0, 1.0]]).assign(SAMPLES, None)
     with pytest.raises(ValueError, match="activations need a model"):
-        Clusters(3, space="activations", centroids=CENTROIDS).assign(SAMPLES, None)
+        KMeans(3, space="activations", centroids=CENTROIDS).assign(SAMPLES, None)

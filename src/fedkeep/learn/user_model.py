@@ -1,0 +1,295 @@
+"""A user's own module: made without a trace, called as its samples want, and checked once.
+
+The check compares what is measured with plain autograd on a module of the user's, in evaluation
+mode: each of a few samples alone, then together. What does not agree is named.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.random import fork_rng
+
+from fedkeep.core.errors import ConfigError, where
+from fedkeep.core.types import AnyArray, Batch, Vector
+from fedkeep.learn.network import with_frozen_norms, without_statistics
+from fedkeep.learn.objective import Loss, Objective
+from fedkeep.learn.samples import SamplePool
+from fedkeep.learn.torch_learner import TorchLearner
+
+_TOLERANCE = 2e-3
+"""Largest relative difference between a measured gradient and autograd's."""
+
+
+class UserModel:
+    """A module of the user's with its loss, ready to be measured.
+
+    Parameters
+    ----------
+    model
+        A module, a class, or a function that makes a module. It is never changed, and torch's
+        random numbers go on as if it had not been made.
+    pool
+        The samples; one of them at least, by which lazy layers get their shapes.
+    example
+        The number of a sample in the pool.
+    loss, output, collate
+        As in `Objective`.
+    last_layers
+        How many of the last trainable layers are valued; None: all.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pool: SamplePool,
+        example: int,
+        *,
+        loss: Loss | None = None,
+        output: Callable[[Any], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        last_layers: int | None = None,
+    ) -> None:
+        self._objective = Objective(loss, output, pool, collate)
+        pair = np.array([example, example])
+        self._pair = Batch(pair[:, None], np.zeros(2, dtype=np.int64), pair)
+        self._reference = self._made(model)
+        self.scores = self._scores()
+        """Columns of the model's outputs; 0 where they are no matrix."""
+        made = with_frozen_norms(self._made(model))
+        self.learner = TorchLearner(lambda: made, last_layers, objective=self._objective)
+        self._initial = self.learner.constants()
+
+    def changed_constants(self) -> dict[str, AnyArray]:
+        """Frozen parameters and buffers that are not as the module was made with."""
+        return {
+            name: array
+            for name, array in self.learner.constants().items()
+            if not np.array_equal(array, self._initial[name])
+        }
+
+    def vector(self, named: Mapping[str, AnyArray]) -> Vector:
+        """Make the flat model of a state dict, and load what is frozen in it.
+
+        Parameters are found by their names; arrays that are merely numbered are taken in the order
+        of the module's own state dict.
+
+        Raises
+        ------
+        ConfigError
+            If a trainable parameter is missing or has another shape.
+        """
+        own = self._reference.state_dict()
+        if len(named) == len(own) and all(name.isdecimal() for name in named):
+            named = dict(zip(own, named.values(), strict=True))
+        parts = []
+        for name, shape in zip(self.learner.layout.names, self.learner.layout.shapes, strict=True):
+            if name not in named:
+                raise ConfigError(
+                    f"the model that came has no parameter '{name}': give the keeper the model "
+                    f"that the server sends, which has {', '.join(list(named)[:3])}, ..."
+                )
+            if tuple(named[name].shape) != shape:
+                raise ConfigError(
+                    f"parameter '{name}' has shape {tuple(named[name].shape)} in the model that "
+                    f"came, and {shape} in the keeper's: give the keeper the model that is trained"
+                )
+            parts.append(np.asarray(named[name]).ravel())
+        self.learner.load_constants(named)
+        return np.concatenate(parts).astype(np.float32)
+
+    def check(self, model: Vector, batch: Batch) -> None:
+        """Compare measured gradients of a few samples with those of plain autograd.
+
+        Raises
+        ------
+        ConfigError
+            If they differ, with the name of the first parameter or layer where they do.
+        """
+        self._load(model)
+        alone = [self._autograd(batch.take(slice(i, i + 1))) for i in range(len(batch))]
+        losses = np.array([loss for loss, _ in alone])
+        together = self._losses(batch)
+        if not np.allclose(together, losses, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise ConfigError(
+                f"layer '{self._mixing_layer(batch)}' mixes the samples of a batch, so no sample "
+                "has a gradient of its own: replace it, for instance by LayerNorm or GroupNorm"
+            )
+        measured = self.learner.probe(model).measure(batch)
+        gradients = [of_one for _, of_one in alone]
+        valued = len(measured.mean_gradient())
+        found = np.zeros(self.learner.size, dtype=np.float32)
+        found[self.learner.size - valued :] = measured.mean_gradient()
+        size = max(float(np.linalg.norm(found)), 1e-6)
+        layout = self.learner.layout
+        start = self.learner.size
+        for name, own in reversed(list(zip(layout.names, layout.views(found), strict=True))):
+            start -= own.size
+            if start < self.learner.size - valued:
+                break
+            right = np.mean([of_one[name] for of_one in gradients], axis=0)
+            if not float(np.linalg.norm(own - right)) <= _TOLERANCE * size:
+                raise ConfigError(
+                    f"the gradient by '{name}' cannot be measured sample by sample: freeze it "
+                    "(requires_grad_(False)) or replace its layer"
+                )
+        names = layout.names[len(layout.names) - len(self.learner.valued_names) :]
+        norms = [np.sqrt(sum(float((g[n] ** 2).sum()) for n in names)) for g in gradients]
+        if not np.allclose(measured.norms(), norms, rtol=10 * _TOLERANCE, atol=_TOLERANCE * size):
+            raise ConfigError(
+                "the gradients of single samples do not agree with autograd: "
+                "the model is not a function of each sample alone"
+            )
+
+    def _made(self, model: Any) -> nn.Module:
+        return without_statistics(self._materialised(make_module(model)))
+
+    def _materialised(self, module: nn.Module) -> nn.Module:
+        """Give lazy layers their shapes by the example."""
+        lazy = [name for name, part in module.named_modules() if isinstance(part, LazyModuleMixin)]
+        if lazy:
+            with fork_rng(devices=[]):
+                try:
+                    self._call(module.eval())
+                except Exception as error:
+                    raise ConfigError(
+                        f"layer '{lazy[0]}' gets its shape from a sample, and the model takes "
+                        f"none like this: {where(error)}"
+                    ) from error
+        return module
+
+    def _call(self, module: nn.Module) -> Any:
+        parameter = next(module.parameters(), torch.zeros(0))
+        batch = self._objective.dense(self._pair)
+        x, _ = self._objective.read(batch, parameter.device)
+        with torch.no_grad():
+            return self._objective.outputs(module, x)
+
+    def _scores(self) -> int:
+        """Count the outputs; samples become floats where the model takes no integers."""
+        module, pool = self._reference.eval(), self._objective.pool
+        integers = pool is not None and {np.dtype(d).kind for d in pool.form.dtypes} & set("iub")
+        if integers and pool is not None:
+            try:
+                self._call(module)
+            except Exception:  # noqa: BLE001 - whatever the module says of integers
+                pool.as_float = True
+        parameter = next(module.parameters(), torch.zeros(0))
+        x, y = self._objective.read(self._objective.dense(self._pair), parameter.device)
+        try:
+            return self._objective.check(module, x, y)
+        except ConfigError:
+            if not pool or not pool.as_float:
+                raise
+            pool.as_float = False
+            x, y = self._objective.read(self._objective.dense(self._pair), parameter.device)
+            return self._objective.check(module, x, y)
+
+    def _load(self, model: Vector) -> None:
+        """Give the reference module the parameters of a model."""
+        layout = self.learner.layout
+        named = dict(zip(layout.names, layout.views(model), strict=True)) | self.learner.constants()
+        with torch.no_grad():
+            for name, tensor in self._reference.state_dict(keep_vars=True).items():
+                if name in named:
+                    tensor.copy_(torch.from_numpy(np.array(named[name])))
+
+    def _autograd(self, batch: Batch) -> tuple[float, dict[str, AnyArray]]:
+        module, objective = self._reference.eval(), self._objective
+        module.zero_grad()
+        x, y = objective.read(objective.dense(batch), next(module.parameters()).device)
+        with torch.enable_grad():
+            loss = objective.losses(module, x, y).sum()
+            torch.autograd.backward(loss)
+        named = dict(module.named_parameters())
+        gradients = {}
+        for name in self.learner.layout.names:
+            given = named[name].grad
+            shape = named[name].shape
+            gradients[name] = np.zeros(shape) if given is None else given.cpu().double().numpy()
+        return float(loss.detach()), gradients
+
+    def _losses(self, batch: Batch) -> AnyArray:
+        module, objective = self._reference.eval(), self._objective
+        x, y = objective.read(objective.dense(batch), next(module.parameters()).device)
+        with torch.no_grad():
+            return objective.losses(module, x, y).cpu().numpy()
+
+    def _mixing_layer(self, batch: Batch) -> str:
+        """Find the first layer whose output for a sample depends on the others of its batch."""
+        outputs: dict[str, list[Tensor]] = {}
+
+        def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def hook(_: nn.Module, __: Any, output: Any) -> None:
+                if isinstance(output, Tensor):
+                    outputs.setdefault(name, []).append(output.detach())
+
+            return hook
+
+        module, objective = self._reference.eval(), self._objective
+        leaves = {name: m for name, m in module.named_modules() if not list(m.children())}
+        handles = [part.register_forward_hook(note(name)) for name, part in leaves.items()]
+        device = next(module.parameters()).device
+        for part in (batch, batch.take(slice(0, 1))):
+            x, _ = objective.read(objective.dense(part), device)
+            with torch.no_grad():
+                objective.outputs(module, x)
+        for handle in handles:
+            handle.remove()
+        for name, (together, *rest) in outputs.items():
+            if rest and not torch.allclose(together[:1], rest[-1][:1], rtol=1e-3, atol=1e-4):
+                return name
+        return type(module).__name__
+
+
+def make_module(model: Any) -> nn.Module:
+    """Make a module of a user's module, class or function, without a trace.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be made, or copied, or is no module.
+    """
+    if isinstance(model, nn.Module):
+        try:
+            return deepcopy(model)
+        except Exception as error:
+            raise ConfigError(
+                f"this {type(model).__name__} cannot be copied ({where(error)}): give the keeper "
+                "a function that makes it"
+            ) from error
+    if not callable(model):
+        raise ConfigError(
+            "the keeper takes a torch module, its class, or a function that makes it, "
+            f"not {type(model).__name__}"
+        )
+    named = getattr(model, "__name__", type(model).__name__)
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if on_gpu else []
+    with fork_rng(devices=devices):
+        try:
+            module = model()
+        except TypeError as error:
+            raise ConfigError(
+                f"{named} cannot be made without arguments: give the keeper a function that makes "
+                f"the module, as in lambda: {named}(...) ({error})"
+            ) from error
+        except Exception as error:
+            raise ConfigError(f"{named} raised {where(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{named} must make a torch.nn.Module, it made {type(module).__name__}")
+    return module
+
+
+def mixing_layers(module: nn.Module) -> list[str]:
+    """Names of the layers that, as the module trains now, mix the samples of a batch."""
+    return [
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+    ]
