@@ -23,11 +23,14 @@ STYLE = (
     "text{font:13px sans-serif;fill:#333}.head{font-weight:bold;font-size:14px}.small{font-size:12px}"
     ".gone{fill:#999;fill-opacity:.45}.ghost{fill:none;stroke:#999;stroke-opacity:.5}.kept{fill:#268bd2}"
     ".store{fill:#268bd2;stroke:#fff}.gist{fill:#d33682;stroke:#fff}.truth{fill:none;stroke:#d33682;stroke-width:2}"
-    ".mended{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}.tip{fill:#d33682}"
+    ".corrected{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}.tip{fill:#d33682}"
     ".way{stroke:#999;stroke-width:1.5;fill:none}.waytip{fill:#999}.box{fill:none;stroke:#999;stroke-opacity:.6}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
-TITLE = "A store of five samples is off; the gist of all sixty says by how much, and the next step is mended by that"
+TITLE = (
+    "Five of sixty samples are stored; the mean gradient of all sixty corrects the next step "
+    "on the five"
+)
 
 
 class Given:
@@ -73,11 +76,11 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    mending = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
+    correction = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
         kept, window, np.ones(1), None, moved=True
     )
-    assert mending.vector is not None
-    return Case(old, new, mending.vector.astype(np.float64))
+    assert correction.vector is not None
+    return Case(old, new, correction.vector.astype(np.float64))
 
 
 def picture() -> str:
@@ -104,18 +107,18 @@ def _stream() -> list[str]:
     ]
     slots = [f'<circle class="kept" cx="{39 + 15 * i}" cy="240" r="5"/>' for i in range(KEPT)]
     return [
-        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and room for {KEPT}"),
+        *_words(0, "1. Samples arrive", f"{ARRIVALS} of them, and {KEPT} slots"),
         *dots,
         *(f'<path class="way" d="M{x} 158V216" marker-end="url(#waytip)"/>' for x in (69, 185)),
-        f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stay</text>',
-        f'<text class="small" x="178" y="192" text-anchor="end">all {ARRIVALS} count</text>',
+        f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stored</text>',
+        f'<text class="small" x="178" y="192" text-anchor="end">all {ARRIVALS} counted</text>',
         '<rect class="box" x="25" y="226" width="88" height="28" rx="5"/>',
         *slots,
         _diamond(185, 240, "gist"),
         '<text x="69" y="276" text-anchor="middle">the store</text>',
         '<text x="185" y="276" text-anchor="middle">the gist:</text>',
         '<text class="small" x="185" y="293" text-anchor="middle">their mean gradient</text>',
-        f'<text class="small" x="69" y="293" text-anchor="middle">{ARRIVALS - KEPT} are gone</text>',
+        f'<text class="small" x="69" y="293" text-anchor="middle">{ARRIVALS - KEPT} discarded</text>',
     ]
 
 
@@ -124,13 +127,13 @@ def _before(worked: Case) -> list[str]:
     store, _ = worked.stored_mean
     whole = worked.old.mean(axis=0)
     return [
-        *_words(1, "2. The store is off", "gradients, under the model it has"),
+        *_words(1, "2. The store's error", "gradients under the old model"),
         *_cloud(1, worked.old, "gone"),
         _arrow(1, store, whole),
         _square(*_at(1, store)),
         _diamond(*_at(1, whole), "gist"),
         *_legend(
-            1, _square(0, 0), "what the five say", _diamond(0, 0, "gist"), "what all sixty said"
+            1, _square(0, 0), "mean of the five", _diamond(0, 0, "gist"), "mean of all sixty"
         ),
     ]
 
@@ -139,7 +142,7 @@ def _after(worked: Case) -> list[str]:
     """Panel 3: the same arrow, a little shorter, under the model that comes next."""
     _, store = worked.stored_mean
     return [
-        *_words(2, "3. So mend the step", "the new model moves all much alike"),
+        *_words(2, "3. Correct the step", "gradients under the new model"),
         *_cloud(2, worked.new, "ghost"),
         _diamond(*_at(2, worked.new.mean(axis=0)), "truth"),
         _arrow(2, store, store + worked.correction),
@@ -148,9 +151,9 @@ def _after(worked: Case) -> list[str]:
         *_legend(
             2,
             _circle(0, 0),
-            "the five, and the arrow",
+            "the five, corrected",
             _diamond(0, 0, "truth"),
-            "what all sixty would say",
+            "mean of all sixty",
         ),
     ]
 
@@ -202,7 +205,7 @@ def _square(x: float, y: float) -> str:
 
 
 def _circle(x: float, y: float) -> str:
-    return f'<circle class="mended" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
+    return f'<circle class="corrected" cx="{x:.1f}" cy="{y:.1f}" r="6"/>'
 
 
 def _diamond(x: float, y: float, sign: str) -> str:
