@@ -28,7 +28,9 @@ def page() -> str:
         for name in names:
             parts.append(f"\n::: {where(name)}\n    options:\n      heading_level: 3\n")
             if name == "compare":
-                parts.append("\n::: fedkeep.api.MethodComparison\n    options:\n      heading_level: 3\n")
+                parts.append(
+                    "\n::: fedkeep.api.MethodComparison\n    options:\n      heading_level: 3\n"
+                )
     methods = "\n".join(f"| `{name}` | {text} |" for name, text in named_methods())
     parts.append(f"\n## Registered methods\n\n| name | |\n|---|---|\n{methods}\n")
     return "".join(parts)
