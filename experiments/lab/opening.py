@@ -68,7 +68,7 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
     for method in GISTS:
         yield f"`{method}` against FIFO, {_both_rates(arena, method)}."
     yield f"Of the way to unlimited storage the better gist goes, shuffled: {_shares(arena, ordered=False)}."
-    yield f"The same in the order of time and in bursts: {_shares(arena, ordered=True)}."
+    yield f"The same in time order and with labels in runs: {_shares(arena, ordered=True)}."
     yield f"Class-balanced FIFO against FIFO, {_both_rates(arena, BALANCED)}."
     yield f"ODE as the paper has it against FIFO, {_both_rates(arena, 'ode-est')}."
     loss_based = "; ".join(f"{method} {_both_rates(arena, method)}" for method in _LOSS_BASED)
@@ -181,7 +181,7 @@ def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Pictur
         method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)
     }
     if series := {method: mean_curve(list(own.values())) for method, own in runs.items() if own}:
-        title = f"{SHOWN}: accuracy by round, in the order of time"
+        title = f"{SHOWN}: accuracy by round, in time order"
         yield Picture("by-rounds", line_chart(title, series, "round", "accuracy, %"), title)
     if percents := {
         task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None
