@@ -26,14 +26,16 @@ def page() -> str:
     for title, names in GROUPS.items():
         parts.append(f"\n## {title}\n")
         for name in names:
-            parts.append(f"\n::: {where(name)}\n    options:\n      heading_level: 3\n")
+            parts.append(_entry(where(name), f"fedkeep.{name}"))
             if name == "compare":
-                parts.append(
-                    "\n::: fedkeep.api.MethodComparison\n    options:\n      heading_level: 3\n"
-                )
+                parts.append(_entry("fedkeep.api.MethodComparison", "What compare returns"))
     methods = "\n".join(f"| `{name}` | {text} |" for name, text in named_methods())
     parts.append(f"\n## Registered methods\n\n| name | |\n|---|---|\n{methods}\n")
     return "".join(parts)
+
+
+def _entry(path: str, heading: str) -> str:
+    return f"\n::: {path}\n    options:\n      heading_level: 3\n      heading: {heading}\n"
 
 
 def where(name: str) -> str:
