@@ -14,7 +14,7 @@ Jobs are run in turn and medians compared, so that neighbours on the machine har
 
 import argparse
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,8 @@ from fedkeep.protocol.wire import to_bytes
 ARRIVALS = 32
 LOCAL = LocalTraining(learning_rate=0.01, epochs=5)
 NONE, LOCALLY, SHARED = GistOptions(), GistOptions("local"), GistOptions("shared")
-ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "int8")
+SKETCHED = GistOptions("local", rank="auto", encoding="int8")
+ENCODINGS: tuple[Encoding, ...] = ("float32", "float16", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,13 @@ class Bench:
         return TrainOrder(round_, self.models[round_ % 2], direction, LOCAL, round_ - 1)
 
 
-def participations(bench: Bench, repetitions: int) -> float:
-    """A participation with a local gist over one without, each after a window of arrivals, which is not timed."""
-    devices = [bench.device(BalancedReservoir(), gist) for gist in (LOCALLY, NONE)]
-    taken: list[list[float]] = [[], []]
+def participations(bench: Bench, repetitions: int) -> dict[str, float]:
+    """Time participations with a gist, whole and as a sketch, over one without.
+
+    Each comes after a window of arrivals, which is not timed.
+    """
+    devices = [bench.device(BalancedReservoir(), gist) for gist in (LOCALLY, SKETCHED, NONE)]
+    taken: list[list[float]] = [[], [], []]
     for round_ in range(repetitions + 2):
         batch, order = bench.arrivals(), bench.order(round_)
         for device, times in zip(devices, taken, strict=True):
@@ -114,8 +118,11 @@ def participations(bench: Bench, repetitions: int) -> float:
             began = process_time()
             device.participate(order)
             times.append(process_time() - began)
-    mended, plain = (median(times[2:]) for times in taken)
-    return mended / plain
+    whole, sketched, plain = (median(times[2:]) for times in taken)
+    return {
+        "participation_over_plain": whole / plain,
+        "participation_sketch_over_plain": sketched / plain,
+    }
 
 
 def arrivals(bench: Bench, repetitions: int) -> dict[str, float]:
@@ -135,58 +142,90 @@ def arrivals(bench: Bench, repetitions: int) -> dict[str, float]:
         measured.projections(direction)
         window.add(measured, batch.y)
 
-    jobs = {"forward": forward_pass(bench.task, model, batch), "ode": valued, "gist": counted}
+    layout = SKETCHED.layout(bench.learner)
+    sketches = GradientAccumulator(layout.size, bench.task.classes, layout=layout)
+
+    def sketched() -> None:
+        sketches.add(probe.measure(batch), batch.y)
+
+    jobs = {
+        "forward": forward_pass(bench.task, model, batch),
+        "ode": valued,
+        "gist": counted,
+        "sketch": sketched,
+    }
     seconds = interleaved(jobs, repetitions)
-    return {f"arrival_over_{name}": seconds["gist"] / seconds[name] for name in ("forward", "ode")}
+    over = {f"arrival_over_{name}": seconds["gist"] / seconds[name] for name in ("forward", "ode")}
+    return over | {"arrival_sketch_over_forward": seconds["sketch"] / seconds["forward"]}
 
 
-def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> int:
-    """Bytes of an order and its report, after a first round gave the fleet whatever direction there is to send."""
-    device, direction, sent = bench.device(policy, gist), None, 0
+def wire_bytes(bench: Bench, policy: SelectionPolicy, gist: GistOptions) -> tuple[int, int]:
+    """Count the bytes of an order and of its report, once there is a fleet's gradient to send."""
+    device, direction, down, up = bench.device(policy, gist), None, 0, 0
     for round_ in range(2):
         device.observe(bench.arrivals(), float(round_))
         order = bench.order(round_, direction)
         report = device.participate(order)
-        direction, sent = (
-            report.local_gradient,
-            len(to_bytes(Participate(order))) + len(to_bytes(Reported(report))),
-        )
-    return sent
+        if report.local_gradient is not None:  # the server's mean is a plain vector
+            direction = np.array(report.local_gradient)
+        down, up = len(to_bytes(Participate(order))), len(to_bytes(Reported(report)))
+    return down, up
 
 
 def wire(bench: Bench) -> dict[str, float]:
-    averaging = wire_bytes(bench, BalancedReservoir(), NONE)
+    down, up = wire_bytes(bench, BalancedReservoir(), NONE)
+    local, shared, sketched, ode = (
+        wire_bytes(bench, policy, gist)
+        for policy, gist in (
+            (BalancedReservoir(), LOCALLY),
+            (BalancedReservoir(), SHARED),
+            (BalancedReservoir(), replace(SKETCHED, mode="shared")),
+            (Ode(), NONE),
+        )
+    )
     return {
-        "wire_local_over_fedavg": wire_bytes(bench, BalancedReservoir(), LOCALLY) / averaging,
-        "wire_shared_over_ode": wire_bytes(bench, BalancedReservoir(), SHARED)
-        / wire_bytes(bench, Ode(), NONE),
+        "wire_local_over_fedavg": sum(local) / (down + up),
+        "wire_shared_over_ode": sum(shared) / sum(ode),
+        "wire_shared_down_over_fedavg": shared[0] / down,
+        "wire_shared_up_over_fedavg": shared[1] / up,
+        "wire_sketch_down_over_fedavg": sketched[0] / down,
+        "wire_sketch_up_over_fedavg": sketched[1] / up,
     }
 
 
 def footprint(bench: Bench) -> dict[str, float]:
-    """Bytes that a device has for its gist, as it snapshots them after two participations."""
+    """Count what a device keeps for its gist, as it snapshots it after two participations.
+
+    `kept_before` is what releases without sketches kept: m and G in float32, the window's sum in
+    float64.
+    """
     sizes = {}
-    for encoding in ENCODINGS:
-        device = bench.device(BalancedReservoir(), GistOptions("local", encoding=encoding))
+    forms = {encoding: GistOptions("local", encoding=encoding) for encoding in ENCODINGS}
+    for name, options in (forms | {"sketch": SKETCHED}).items():
+        device = bench.device(BalancedReservoir(), options)
         for round_ in range(2):
             device.observe(bench.arrivals(), float(round_))
             device.participate(bench.order(round_))
         state = device.snapshot()
-        sizes[f"bytes_{encoding}"] = float(
-            sum(array.nbytes for name, array in state.items() if name[:5] == "gist.")
-        )
+        kept = {key: array.nbytes for key, array in state.items()}
+        sizes[f"bytes_{name}"] = float(sum(kept[key] for key in kept if key.startswith("gist.")))
+        sizes[f"kept_{name}"] = sizes[f"bytes_{name}"] + kept["window.sum"]
+        if name == "float32":
+            whole = state
     ram = {
-        "window": state["window.sum"].nbytes,
+        "window": whole["window.sum"].nbytes,
         "gist": sizes["bytes_float32"],
-        "anchor": state["model"].nbytes,
+        "anchor": whole["model"].nbytes,
     }
+    sizes["kept_before"] = 16.0 * bench.learner.gradient_size
+    sizes["kept_sketch_over_before"] = sizes["kept_sketch"] / sizes["kept_before"]
     return sizes | {f"ram_{name}": float(size) for name, size in ram.items()}
 
 
 def measure(stored: Stored, repetitions: int) -> dict[str, float]:
     bench = Bench(stored)
     times = {
-        "participation_over_plain": participations(bench, repetitions),
+        **participations(bench, repetitions),
         **arrivals(bench, repetitions),
     }
     return times | wire(bench) | footprint(bench)
@@ -194,6 +233,10 @@ def measure(stored: Stored, repetitions: int) -> dict[str, float]:
 
 TARGETS = {
     "participation_over_plain": "<= 2",
+    "participation_sketch_over_plain": "<= 2",
+    "arrival_sketch_over_forward": "<= 1.5",
+    "wire_sketch_up_over_fedavg": "<= 1.1",
+    "kept_sketch_over_before": "<= 0.1",
     "arrival_over_ode": "<= 1",
     "wire_local_over_fedavg": "1.00",
 }
@@ -210,13 +253,13 @@ def main() -> None:
     results = {
         name: measure(stored, 10 if options.quick else 300) for name, stored in TASKS.items()
     }
-    print(f"{'':24}" + "".join(f"{name:>12}" for name in results))
+    print(f"{'':33}" + "".join(f"{name:>12}" for name in results))
     for key in results["softmax"]:
         figures = "".join(
             f"{row[key]:12.2f}" if "over" in key else f"{row[key]:12,.0f}"
             for row in results.values()
         )
-        print(f"{key:24}{figures}   {TARGETS.get(key, '')}".rstrip())
+        print(f"{key:33}{figures}   {TARGETS.get(key, '')}".rstrip())
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

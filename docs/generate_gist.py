@@ -12,6 +12,7 @@ import numpy as np
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import Gist, GistOptions, StoredGradients
 from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gradients.layout import whole_layout
 from fedkeep.core.types import FloatArray, Vector
 
 PAGE = Path(__file__).with_name("gist.md")
@@ -76,8 +77,8 @@ def case() -> Case:
     window.add(Given(old), np.zeros(ARRIVALS, dtype=np.int64))  # type: ignore[arg-type]
     holding = (np.full(KEPT, 1 / KEPT), np.zeros(KEPT, dtype=np.int64), np.ones(KEPT, dtype=bool))
     kept = StoredGradients(*holding, Given(old[:KEPT]), Given(new[:KEPT]))  # type: ignore[arg-type]
-    correction = Gist(GistOptions("local", label_matching=False), 2, 1).correct(
-        kept, window, np.ones(1), None, moved=True
+    correction = Gist(GistOptions("local", label_matching=False), whole_layout(2), 1).correct(
+        kept, window, np.ones(1), None, np.ones(2, dtype=np.float32)
     )
     assert correction.vector is not None
     return Case(old, new, correction.vector.astype(np.float64))
@@ -132,9 +133,7 @@ def _before(worked: Case) -> list[str]:
         _arrow(1, store, whole),
         _square(*_at(1, store)),
         _diamond(*_at(1, whole), "gist"),
-        *_legend(
-            1, _square(0, 0), "mean of the five", _diamond(0, 0, "gist"), "mean of all sixty"
-        ),
+        *_legend(1, _square(0, 0), "mean of the five", _diamond(0, 0, "gist"), "mean of all sixty"),
     ]
 
 

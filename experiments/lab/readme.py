@@ -316,58 +316,53 @@ def claims_table(experiments: Path, results: Path) -> str:
 
 
 def costs_table(experiments: Path, results: Path) -> str:
-    """What a device holds beside its model and its samples, from the state of a real device."""
+    """What a device keeps beside its model and samples, and sends, from the state of a device."""
     del experiments
     arena = _read(results / "arena.json")
     forms = {
-        "softmax, 60 features, 10 labels": (DenseLearner((60, 10)), 60, 10),
-        "dense net, 900-64-5": (DenseLearner((900, 64, 5)), 900, 5),
+        "softmax": (DenseLearner((60, 10)), 60, 10),
+        "dense net": (DenseLearner((900, 64, 5)), 900, 5),
+    }
+    methods = {
+        "`balanced-reservoir`": (GistOptions(), "draw"),
+        "`gist-local`": (GistOptions("local"), "gist-local"),
+        "`gist-shared`": (GistOptions("shared"), "gist-shared"),
+        '`gist-shared`, `rank = "auto"`': (GistOptions("shared", rank="auto"), ""),
+        '`gist-shared`, `rank = "auto"`, `encoding = "int8"`': (
+            GistOptions("shared", rank="auto", encoding="int8"),
+            "",
+        ),
     }
     rows = []
-    for mode, method in (
-        ("none", "balanced-reservoir"),
-        ("local", "gist-local"),
-        ("shared", "gist-shared"),
-    ):
-        sizes = []
-        for learner, width, labels in forms.values():
-            held = held_bytes(learner, width, labels, mode)
-            sizes.append(f"{sum(held.values()):,}")
+    for title, (options, name) in methods.items():
+        costs = [kept_and_sent(*form, options) for form in forms.values()]
         passes = [
             row[name]["forward_passes"] / row["fifo"]["forward_passes"]
             for row in arena.values()
-            for name in ("draw" if mode == "none" else method,)
             if name in row
         ]
-        compute = f"{min(passes):.1f} to {max(passes):.1f}" if passes else "not run"
-        wire = "4 P up, 4 P down" if mode == "shared" else "0"
-        vector = {
-            "none": "0",
-            "local": "12 P: m 4 P, window 8 P",
-            "shared": "16 P: m 4 P, window 8 P, G 4 P",
-        }
-        rows.append((f"`{method}`", vector[mode], *sizes, wire, compute))
-    parameters = ", ".join(
-        f"{name} (P = {learner.size:,})" for name, (learner, _, _) in forms.items()
+        compute = f"{min(passes):.1f} to {max(passes):.1f}" if passes else NOT_RUN
+        kept, sent = ([f"{cost[place]:,}" for cost in costs] for place in (0, 1))
+        rows.append((title, *kept, *sent, compute))
+    heads = [f"{verb}, {name}" for verb in ("kept", "sent up") for name in forms]
+    sizes = ", ".join(
+        f"{name} {learner.size:,} parameters and {4 * learner.size:,} bytes, ten samples "
+        f"{10 * 4 * width:,} bytes"
+        for name, (learner, width, _) in forms.items()
     )
-    heads = (
-        "method",
-        "bytes beside model and samples",
-        *forms,
-        "wire a participation",
-        "compute, FIFO = 1",
-    )
-    samples = ", ".join(f"{10 * 4 * width:,}" for _, width, _ in forms.values())
     return (
-        sheet(heads, rows)
-        + f"\n\nP is the number of parameters: {parameters}. Ten stored samples take {samples} bytes "
-        "there. Compute: forward passes of a whole run over FIFO's, least and most over the tasks "
-        "above (a backward pass counts as two)."
+        sheet(("method", *heads, "compute, FIFO = 1"), rows)
+        + f"\n\nIn bytes, beside the model and the samples: {sizes}. Kept: m, its noise model, and "
+        "the sum of the window. Sent up, beside the model, in a participation; as much comes down. "
+        "Compute: forward passes of a whole run over FIFO's, least and most over all streams (a "
+        "backward pass counts as two)."
     )
 
 
-def held_bytes(learner: DenseLearner, width: int, labels: int, mode: str) -> dict[str, int]:
-    """Bytes of the vectors that a device holds for its gist, after two participations."""
+def kept_and_sent(
+    learner: DenseLearner, width: int, labels: int, options: GistOptions
+) -> tuple[int, int]:
+    """Bytes that a device keeps for its gist after two participations, and sends in the second."""
     device = Device(
         learner,
         BalancedReservoir(),
@@ -375,7 +370,7 @@ def held_bytes(learner: DenseLearner, width: int, labels: int, mode: str) -> dic
         sample_shape=(width,),
         labels=labels,
         after_use=AfterUse("evict_trained_first"),
-        gist=GistOptions(mode),  # type: ignore[arg-type]
+        gist=options,
     )
     rng = np.random.default_rng(0)
     device.set_model(learner.initial(0))
@@ -387,9 +382,10 @@ def held_bytes(learner: DenseLearner, width: int, labels: int, mode: str) -> dic
         training = LocalTraining(learning_rate=0.01, epochs=5)
         order = TrainOrder(round_, learner.initial(round_), sent, training, round_ - 1)
         sent = device.participate(order).local_gradient
-    state = device.snapshot()
     names = ("window.", "gist.", "direction")
-    return {name: array.nbytes for name, array in state.items() if name.startswith(names)}
+    state = device.snapshot()
+    kept = sum(array.nbytes for name, array in state.items() if name.startswith(names))
+    return kept, 0 if sent is None else np.asarray(sent).nbytes
 
 
 TABLES: dict[str, Callable[[Path, Path], str]] = {

@@ -64,6 +64,7 @@ WALK: list[tuple[str, Any, Table]] = [
     ("gist.label_matching", False, GIST),
     ("gist.max_ess", 5.0, GIST),
     ("gist.encoding", "int8", GIST),
+    ("gist.rank", 2, merged(GIST, {"model": {"name": "mlp"}})),
     ("gist.last_layers", 1, merged(GIST, {"model": {"name": "mlp"}})),
     ("train.learning_rate", 0.05, {}),
     ("train.epochs", 3, {}),

@@ -185,8 +185,7 @@ class Device:
         self.exchange = gradient_exchange(policy, gist, options.gradient_from)
         self.sender = self.exchange.sender(learner, count, clip)
         self.gist = self._make_gist(gist)
-        summed = self.gist is not None or self.sender.sums_arrivals
-        self.window = GradientAccumulator(learner.gradient_size if summed else 0, count)
+        self.window = self._make_window(count)
         """The gradients of all arrivals since the model last changed."""
         self.model: Vector | None = None
         """The model last received; None before the first."""
@@ -216,8 +215,16 @@ class Device:
                 "gist.label_matching needs weights by client and label:"
                 " set weights.client_label = 1, or label_matching = false"
             )
-        size = self.learner.tail(options.last_layers)
-        return Gist(options, size, count, self.seed, unbiased=self.policy.fair)
+        layout = options.layout(self.learner)
+        return Gist(options, layout, count, self.seed, unbiased=self.policy.fair)
+
+    def _make_window(self, regions: int) -> GradientAccumulator:
+        """Make what sums arrivals: whole where any part of the device needs that, or as the gist."""
+        if self.gist is None and not self.sender.sums_arrivals:
+            return GradientAccumulator(0, regions)
+        if self.gist is None or self.gist.layout.whole or self.sender.sums_arrivals:
+            return GradientAccumulator(self.learner.gradient_size, regions)
+        return GradientAccumulator(self.gist.size, regions, layout=self.gist.layout)
 
     @property
     def global_gradient(self) -> Vector | None:

@@ -312,8 +312,8 @@ class SharedGist(GradientExchange):
 
     Parameters
     ----------
-    last_layers : int, optional
-        The layers that gists cover; None: all that are valued.
+    options : GistOptions
+        Which layers gists cover, and whether they are sketches.
 
     References
     ----------
@@ -322,11 +322,11 @@ class SharedGist(GradientExchange):
 
     sent = "models and gists"
     corrects_drift = True
-    last_layers: int | None = None
+    options: GistOptions = GistOptions("shared")
 
     def size(self, learner: Learner) -> int:
         """Give the length of the vectors."""
-        return learner.tail(self.last_layers)
+        return self.options.layout(learner).size
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
         """Make the device's half."""
@@ -371,10 +371,15 @@ def gradient_exchange(
     (NoExchange(), LocalGradients(source='arrivals'))
     """
     if gist.mode == "shared":
+        if gist.rank is not None and policy.uses_direction:
+            raise ConfigError(
+                "gist.rank would make a sketch of the global gradient that the policy scores by:"
+                " set gist.mode = 'local'"
+            )
         if gist.last_layers is not None and policy.uses_direction:
             raise ConfigError(
                 "gist.last_layers would shorten the global gradient that the policy scores by:"
                 " set model.last_layers"
             )
-        return SharedGist(gist.last_layers)
+        return SharedGist(gist)
     return LocalGradients(source) if policy.uses_direction else NoExchange()

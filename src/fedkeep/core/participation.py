@@ -67,7 +67,10 @@ class Participation:
         self.device, self.order = device, order
         self.correction: Correction | None = None
         """What the gist corrects; None without one."""
-        self._first_gradient = device.global_gradient is None and order.direction is not None
+        scored = device.policy.uses_direction
+        self._global_gradient = order.direction if scored else None
+        """What the device keeps of it: the fleet's gist is of use in this participation only."""
+        self._first_gradient = device.global_gradient is None and self._global_gradient is not None
         self._stored: Stored
         self._probe: GradientProbe
         self._gradients: StoredGradients | None = None
@@ -146,7 +149,7 @@ class Participation:
             device.window,
             device.label_shares(),
             device.exchange.fleet_gradient(self.order),
-            moved=self._model_moves(),
+            self._model_step(),
         )
         self._add(correction)
 
@@ -176,7 +179,7 @@ class Participation:
                 ahead = device.learner.probe(model).measure(self.job.batch)
             phi = self._gradients.noise_regression(ahead)
             self._add(self.correction.step_average(phi, self.steps))
-        device.set_model(self.order.model, self.order.direction, self._probe)
+        device.set_model(self.order.model, self._global_gradient, self._probe)
         if device.gist is not None:
             device.gist.keep(self.correction)
 
@@ -241,9 +244,10 @@ class Participation:
         self.correction = correction
         self.job = replace(self.job, correction=vector)
 
-    def _model_moves(self) -> bool:
-        """Whether the order's model is another than the device's."""
+    def _model_step(self) -> Vector | None:
+        """Subtract the order's model from the device's; None if they are the same."""
         mine, sent = self.device.model, self.order.model
-        if mine is None or not np.array_equal(mine[:_FIRST_NUMBERS], sent[:_FIRST_NUMBERS]):
-            return True
-        return not np.array_equal(mine, sent)
+        if mine is None:
+            return None
+        same = np.array_equal(mine[:_FIRST_NUMBERS], sent[:_FIRST_NUMBERS])
+        return None if same and np.array_equal(mine, sent) else mine - sent

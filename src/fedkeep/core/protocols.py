@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from fedkeep.core.types import (
     StateSpec,
     Vector,
 )
+
+if TYPE_CHECKING:
+    from fedkeep.core.gradients.layout import GradientLayout
 
 
 class PerSampleGradients(Protocol):
@@ -50,6 +53,13 @@ class PerSampleGradients(Protocol):
 
     def weighted_gradient(self, weights: Scores) -> Vector:
         """Average the gradients, each times its sample's weight: sum_i w_i grad_i / n."""
+
+    def sketched_gradient(self, layout: "GradientLayout", weights: Scores) -> Vector:
+        """Compute `weighted_gradient` in a layout.
+
+        Backends that know the factors of a layer's gradient do it without making the gradient.
+        """
+        return layout.of_gradient(self.weighted_gradient(weights))
 
     def activations(self) -> AnyArray:
         """Give the inputs of the last layer, (n, d): a space in which regions can be drawn."""
@@ -87,6 +97,9 @@ class Learner(Protocol):
 
     def tail(self, layers: int | None) -> int:
         """Count the parameters of the last `layers` valued layers; None: all that are valued."""
+
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
+        """Give the shapes of these parameters, in the order in which they are flattened."""
 
     def initial(self, seed: int) -> Vector:
         """Make a first model."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.core.gradients.layout import Block, GradientLayout
 from fedkeep.core.protocols import FleetLearner, PerSampleGradients, TrainingJob
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Scores, Vector
@@ -229,6 +230,33 @@ class Outer:
         if self.bias:
             np.add.reduce(e, axis=0, out=bias)
 
+    def represent(self, shares: Vector, blocks: Sequence[Block]) -> Iterator[Vector]:
+        """Represent sum_i shares_i grad_i in the blocks of the layer's weight and bias.
+
+        Parameters
+        ----------
+        shares : Vector
+            One for each sample, (n,).
+        blocks : sequence of Block
+            Of the layer's parameters, in their order.
+        """
+        outputs, inputs = self.e.shape[-1], self.a.shape[-1]
+        if blocks[0].parameters == outputs * inputs:
+            e = self.e * shares[:, None]
+            yield blocks[0].of_products(e, self.a)
+            if self.bias:
+                yield np.add.reduce(e, axis=0)
+        else:  # the factors are gradients of weight and bias side by side
+            yield from self._represent_sum(shares, blocks)
+
+    def _represent_sum(self, shares: Vector, blocks: Sequence[Block]) -> Iterator[Vector]:
+        """Do the same by way of the gradient itself."""
+        gradient = np.empty(self.size, dtype=np.float32)
+        self.add_up(shares, gradient)
+        start = 0
+        for block in blocks:
+            yield block.of_gradient(gradient[start : (start := start + block.parameters)])
+
     def _views(self, vector: Vector) -> tuple[AnyArray, AnyArray]:
         outputs, inputs = self.e.shape[-1], self.a.shape[-1]
         return vector[: outputs * inputs].reshape(outputs, inputs), vector[outputs * inputs :]
@@ -282,6 +310,22 @@ class FactoredMeasurements(BatchMeasurements):
         for factors, own in _with_parts_of(gradient, layers):
             factors.add_up(shares, own)
         return gradient
+
+    def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        shares = (weights / max(1, self._n)).astype(np.float32)
+        numbers = np.empty(layout.size, dtype=np.float32)
+        blocks, parts = list(layout.blocks), list(layout.parts)
+        for factors in reversed(self._last()):
+            of_layer: list[Block] = []
+            while blocks and sum(block.parameters for block in of_layer) < factors.size:
+                of_layer.insert(0, blocks.pop())
+            if not of_layer:  # the layout covers the last layers only
+                break
+            own = parts[-len(of_layer) :]
+            del parts[-len(of_layer) :]
+            for part, found in zip(own, factors.represent(shares, of_layer), strict=True):
+                numbers[part] = found
+        return numbers
 
 
 class TracedMeasurements(FactoredMeasurements):
@@ -350,6 +394,13 @@ class ChunkedMeasurements(BatchMeasurements):
         for piece, part in zip(self._pieces(), self._parts, strict=True):
             own = weights[part]
             total += piece.weighted_gradient(own * (len(own) / self._n))
+        return total
+
+    def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        total = np.zeros(layout.size, dtype=np.float32)
+        for piece, part in zip(self._pieces(), self._parts, strict=True):
+            own = weights[part]
+            total += piece.sketched_gradient(layout, own * (len(own) / self._n))
         return total
 
     def activations(self) -> AnyArray:

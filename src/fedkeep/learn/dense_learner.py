@@ -66,8 +66,12 @@ class DenseLearner:
 
     def tail(self, layers: int | None) -> int:
         """Count the parameters of the last `layers` valued layers; None: of all that are valued."""
+        return sum(map(prod, self.gradient_shapes(layers)))
+
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
+        """Give the shapes of these parameters, in the order in which they are flattened."""
         valued = len(self.widths) - 1 - self._first
-        return self.layout.since(-2 * require_layers(layers, valued)).size
+        return self.layout.since(-2 * require_layers(layers, valued)).shapes
 
     def initial(self, seed: int) -> Vector:
         """Uniform within 1/sqrt(inputs), the custom of torch's linear layers."""

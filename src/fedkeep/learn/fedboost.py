@@ -89,6 +89,10 @@ class FedBoost:
         """
         return self.size
 
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
+        """Give the shape of the mixture's weights."""
+        return ((self.tail(layers),),)
+
     def initial(self, seed: int) -> Vector:  # noqa: ARG002 - nothing is drawn
         """Make the first model: all predictors alike.
 

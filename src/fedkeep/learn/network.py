@@ -6,6 +6,7 @@ backward pass give all that closed forms need, the input and the error of each v
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from threading import RLock
 from typing import Any
 
@@ -91,7 +92,12 @@ class Network:
 
     def tail(self, layers: int | None) -> int:
         """Count the parameters of the last `layers` valued layers; None: of all that are valued."""
-        return self.layout.since(self._firsts[-require_layers(layers, len(self._firsts))]).size
+        return sum(map(prod, self.gradient_shapes(layers)))
+
+    def gradient_shapes(self, layers: int | None) -> tuple[tuple[int, ...], ...]:
+        """Give the shapes of these parameters, in the order in which they are flattened."""
+        first = self._firsts[-require_layers(layers, len(self._firsts))]
+        return self.layout.since(first).shapes
 
     def constants(self) -> dict[str, AnyArray]:
         """Frozen parameters and buffers by name."""

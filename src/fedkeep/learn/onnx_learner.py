@@ -129,7 +129,7 @@ class OnnxLearner:
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
         self._head = DenseLearner((inputs, outputs))
-        self.tail = self._head.tail
+        self.tail, self.gradient_shapes = self._head.tail, self._head.gradient_shapes
         self.size, self.gradient_size = self.layout.size, self._head.size
         self._loaded: tuple[Vector, OnnxGradientProbe] | None = None
 

@@ -66,7 +66,7 @@ class TorchLearner:
             network.layout.size,
             network.valued.size,
         )
-        self.tail = network.tail
+        self.tail, self.gradient_shapes = network.tail, network.gradient_shapes
         self.valued_names = network.valued.names
         self.constants, self.load_constants = network.constants, network.load_constants
         self._descend = partial(local_sgd, self.layout, self.gradient_size, as_tensor)

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
+from fedkeep.core.gradients.layout import Block
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
@@ -62,6 +63,17 @@ class Placed(Outer):
             [gradient.reshape(-1) for gradient in self._summed(self.a, e)],
             out=torch.from_numpy(out),
         )
+
+    def represent(self, shares: Vector, blocks: Sequence[Block]) -> Iterator[Vector]:
+        """Represent sum_i shares_i grad_i in the blocks of the layer's parameters."""
+        if not isinstance(self.layer, nn.Linear):
+            yield from self._represent_sum(shares, blocks)
+            return
+        e = self.e * as_tensor(shares).view(-1, *[1] * (self.e.dim() - 1))
+        a, e = self.a.flatten(0, -2), e.flatten(0, -2)
+        yield blocks[0].of_products(e.numpy(), a.numpy())
+        if self.bias:
+            yield e.sum(0).numpy()
 
     def _summed(self, a: Tensor, e: Tensor) -> list[Tensor]:
         """Sum the gradients by the weight and, where there is one, the bias."""

@@ -17,16 +17,22 @@ import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.types import AnyArray
+from fedkeep.core.gist.codec import Encoding, PackedVector, packed_form, scale_count
+from fedkeep.core.gist.codec import unpack as decode_vector
+from fedkeep.core.types import AnyArray, Vector
 
 VERSION = 1
 """Version of the format, the first two bytes of every head.
 
 Raise it when a message changes so that the other side would misread it.
 """
-_ARRAY = 1
+_ARRAY, _PACKED = 1, 2
+"""Extension types: an array, and a vector in fewer bits (`core.gist.codec`)."""
+_SHORT: tuple[Encoding, ...] = ("float16", "int8", "int4")
 _NUMBERS = re.compile(r"[<|][iuf][1248]")
 _MOST_PARTS = 64
+_Described = tuple[int, str, tuple[int, ...]]
+"""An array's number among the parts, its type and its shape."""
 
 
 def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
@@ -48,10 +54,16 @@ def pack(message: Any) -> tuple[bytes, list[AnyArray]]:
     def aside(value: Any) -> msgspec.msgpack.Ext:
         if not isinstance(value, np.ndarray):
             raise TypeError(f"a message cannot hold {type(value).__name__}")
+        packed = value.packed if isinstance(value, PackedVector) else None
+        if packed is None:
+            return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described(value)))
+        parts = (described(packed["packed"]), described(packed["scales"]), len(value))
+        return msgspec.msgpack.Ext(_PACKED, msgspec.msgpack.encode(parts))
+
+    def described(value: AnyArray) -> _Described:
         array = np.ascontiguousarray(value)
         arrays.append(array)
-        described = (len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape)
-        return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode(described))
+        return len(arrays) - 1, array.dtype.newbyteorder("<").str, array.shape
 
     return VERSION.to_bytes(2) + msgspec.msgpack.encode(message, enc_hook=aside), arrays
 
@@ -82,13 +94,19 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
         raise RejectedError("version", words)
     used: set[int] = set()
 
-    def array(code: int, described: memoryview) -> AnyArray:
-        index, dtype, shape = msgspec.msgpack.decode(
-            described, type=tuple[int, str, tuple[int, ...]]
+    def extension(code: int, described: memoryview) -> AnyArray:
+        if code == _ARRAY:
+            return array(*msgspec.msgpack.decode(described, type=_Described))
+        if code != _PACKED:
+            raise RejectedError("malformed", f"extension {code} is not known")
+        numbers, scales, size = msgspec.msgpack.decode(
+            described, type=tuple[_Described, _Described, int]
         )
+        return unpack_vector(array(*numbers), array(*scales), size)
+
+    def array(index: int, dtype: str, shape: tuple[int, ...]) -> AnyArray:
         if (
-            code != _ARRAY
-            or not 0 <= index < len(parts)
+            not 0 <= index < len(parts)
             or not _NUMBERS.fullmatch(dtype)
             or min(shape, default=0) < 0
         ):
@@ -104,7 +122,7 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
         return np.frombuffer(data, numbers).reshape(shape)
 
     try:
-        message = msgspec.msgpack.Decoder(kind, ext_hook=array).decode(head[2:])
+        message = msgspec.msgpack.Decoder(kind, ext_hook=extension).decode(head[2:])
     except (msgspec.DecodeError, RecursionError) as error:
         raise RejectedError("malformed", f"not the expected message: {str(error)[:200]}") from error
     if len(used) != len(parts):
@@ -112,6 +130,15 @@ def unpack(head: bytes | memoryview, parts: Sequence[bytes | memoryview], kind: 
             "malformed", f"{len(parts) - len(used)} arrays that it does not refer to"
         )
     return message
+
+
+def unpack_vector(numbers: AnyArray, scales: AnyArray, size: int) -> Vector:
+    """Decode a vector that was sent in fewer bits; forms that no encoding has are rejected."""
+    forms = {form: length for length, form in (packed_form(size, e) for e in _SHORT)}
+    fits = forms.get(numbers.dtype.name) == len(numbers) and scales.dtype == np.float32
+    if numbers.ndim != 1 or not fits or scales.shape != (scale_count(size, "int8"),):
+        raise RejectedError("malformed", f"{len(numbers)} numbers do not encode {size}")
+    return decode_vector({"packed": numbers, "scales": scales}, size)
 
 
 def to_bytes(message: Any) -> bytes:

@@ -1,20 +1,53 @@
-"""How a gist is kept in few bytes: as it is, in half precision, or as whole numbers with scales."""
+"""How a gist is kept in few bytes: as it is, in half precision, or as whole numbers with scales.
+
+Whole numbers are rounded at random, up or down with odds by the distance: on average nothing is
+lost, and what one participation loses does not add up over the next ones, since each takes only a
+part of m over.
+"""
 
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedkeep.core.types import FloatArray, State, Vector
+from fedkeep.core.types import AnyArray, FloatArray, State, Vector
 
-Encoding: TypeAlias = Literal["float32", "float16", "int8"]
+Encoding: TypeAlias = Literal["float32", "float16", "int8", "int4"]
 """In which numbers a gist is kept."""
 BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
 
 
+class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
+    """A decoded vector that still knows its encoding, so that it can be sent in as few bytes.
+
+    Whatever is computed from it is a plain vector.
+    """
+
+    packed: State | None = None
+
+    def __array_finalize__(self, source: object) -> None:
+        """Forget the encoding: what is derived from a vector has other numbers."""
+        self.packed = None
+
+
 def scale_count(size: int, encoding: Encoding) -> int:
     """Count the scales that a vector of so many numbers has in that encoding."""
     return 0 if encoding == "float32" else -(-size // BLOCK)
+
+
+_LARGEST = {"float16": 1.0, "int8": 127.0, "int4": 7.0}
+"""What the largest number of a block becomes."""
+
+
+def packed_form(size: int, encoding: Encoding) -> tuple[int, str]:
+    """Give the length and the type of the array that holds so many numbers.
+
+    Examples
+    --------
+    >>> packed_form(5, "int8"), packed_form(5, "int4")  # two numbers of 4 bits to a byte
+    ((5, 'int8'), (3, 'uint8'))
+    """
+    return (-(-size // 2), "uint8") if encoding == "int4" else (size, encoding)
 
 
 def packed_bytes(size: int, encoding: Encoding) -> int:
@@ -25,7 +58,8 @@ def packed_bytes(size: int, encoding: Encoding) -> int:
     >>> packed_bytes(1000, "float32"), packed_bytes(1000, "int8")  # and a scale for every 64
     (4000, 1064)
     """
-    return np.dtype(encoding).itemsize * size + 4 * scale_count(size, encoding)
+    length, form = packed_form(size, encoding)
+    return np.dtype(form).itemsize * length + 4 * scale_count(size, encoding)
 
 
 def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
@@ -35,8 +69,8 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     ----------
     vector : Vector or FloatArray
         The numbers.
-    encoding : {"float32", "float16", "int8"}
-        `int8` rounds at random, so that nothing is lost on average.
+    encoding : {"float32", "float16", "int8", "int4"}
+        The last two round at random, so that nothing is lost on average.
     seed : int
         The seed of that rounding.
 
@@ -50,27 +84,41 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     >>> packed = pack(np.array([1.0, -0.5, 0.25]), "int8", seed=0)
     >>> packed["packed"].nbytes + packed["scales"].nbytes
     7
-    >>> [f"{number:.2f}" for number in unpack(packed)]
+    >>> [f"{number:.2f}" for number in unpack(packed, 3)]
     ['1.00', '-0.50', '0.24']
     """
     if encoding == "float32":
         none = np.empty(0, dtype=np.float32)
         return {"packed": vector.astype(np.float32, copy=False), "scales": none}
     blocks = np.abs(np.append(vector, np.zeros(-len(vector) % BLOCK))).reshape(-1, BLOCK)
-    largest = 127.0 if encoding == "int8" else 1.0
+    largest = _LARGEST[encoding]
     scales = (blocks.max(axis=1) / largest).astype(np.float32)
     steps = np.repeat(scales.astype(np.float64), BLOCK)[: len(vector)]
     scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
-    if encoding == "int8":
+    if encoding != "float16":
         dither = np.random.default_rng(seed).random(len(vector))
-        scaled = np.clip(np.floor(scaled + dither), -127, 127)
+        scaled = np.clip(np.floor(scaled + dither), -largest, largest)
+    if encoding == "int4":
+        halves = np.append(scaled, np.zeros(len(scaled) % 2)).astype(np.int8) + 8
+        return {"packed": (halves[::2] | halves[1::2] << 4).astype(np.uint8), "scales": scales}
     return {"packed": scaled.astype(encoding), "scales": scales}
 
 
-def unpack(packed: State) -> Vector:
-    """Decode what `pack` made of a vector, as near as it comes."""
-    numbers: Vector = packed["packed"]
+def unpack(packed: State, size: int) -> Vector:
+    """Decode what `pack` made of a vector of so many numbers, as near as it comes.
+
+    Returns
+    -------
+    Vector
+        A `PackedVector` where the encoding is shorter than the vector.
+    """
+    numbers: AnyArray = packed["packed"]
     scales: Vector = packed["scales"]
     if not len(scales):
         return numbers
-    return numbers.astype(np.float32) * np.repeat(scales, BLOCK)[: len(numbers)]
+    if numbers.dtype == np.uint8:
+        numbers = np.stack([numbers & 15, numbers >> 4], axis=1).ravel()[:size].astype(np.int8) - 8
+    decoded = numbers.astype(np.float32) * np.repeat(scales, BLOCK)[:size]
+    vector = decoded.view(PackedVector)
+    vector.packed = packed
+    return vector

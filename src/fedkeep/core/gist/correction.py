@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from fedkeep.core.gist.noise_model import NoiseModel, StoreSummary
+from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.types import FloatArray, Vector
 
@@ -151,6 +152,11 @@ class Correction:
         m, carried over to the new model.
     noise_model : NoiseModel or None
         What that m is made of.
+    layout : GradientLayout, optional
+        The layout of terms and gist; None: they are as long as the gradient that they are of.
+    known : tuple of KnownGradient
+        Gradients along which the correction may lie: the step that the
+        model has made, w_old - w_new, and the store's gradient a(w_old).
     """
 
     variance_term: Vector | None
@@ -160,13 +166,22 @@ class Correction:
     store_norm: float
     gist: Vector | None
     noise_model: NoiseModel | None
+    layout: GradientLayout | None = None
+    known: tuple[KnownGradient, ...] = ()
 
-    @property
+    @cached_property
     def vector(self) -> Vector | None:
-        """What is added to the gradient of each local step; equation (5)."""
-        if self.variance_term is None or self.drift_term is None:
-            return self.variance_term
-        return self.variance_term + self.drift_term
+        """What is added to the gradient of each local step; equation (5).
+
+        Of a sketch it is made once, from both terms together: made apart, each would have the
+        error of its own reconstruction.
+        """
+        terms = self.variance_term
+        if terms is not None and self.drift_term is not None:
+            terms = terms + self.drift_term
+        if terms is None or self.layout is None:
+            return terms
+        return self.layout.reconstruct_near(terms, self.known)
 
     @cached_property
     def relative_norm(self) -> float:

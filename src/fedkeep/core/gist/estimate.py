@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.gist.codec import pack, scale_count, unpack
+from fedkeep.core.gist.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gist.correction import (
     UNMOVED,
     Correction,
@@ -32,6 +32,8 @@ from fedkeep.core.gist.noise_model import (
 )
 from fedkeep.core.gist.options import GistOptions
 from fedkeep.core.gradients.accumulator import GradientAccumulator
+from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
+from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.types import ArraySpec, FloatArray, State, StateSpec, Vector
 
@@ -46,8 +48,8 @@ class Gist:
     ----------
     options : GistOptions
         How it is kept and used.
-    size : int
-        The length of m: the parameters of the layers that it covers.
+    layout : GradientLayout
+        Which parameters m covers, and whether every number of it is kept or a sketch.
     regions : int
         Y, the number of regions.
     seed : int
@@ -64,13 +66,13 @@ class Gist:
     def __init__(
         self,
         options: GistOptions,
-        size: int,
+        layout: GradientLayout,
         regions: int,
         seed: int = 0,
         *,
         unbiased: bool = True,
     ) -> None:
-        self.options, self.size = options, size
+        self.options, self.layout, self.size = options, layout, layout.size
         self._regions, self._seed, self._unbiased = regions, seed, unbiased
         self._kept: State | None = None
         self._noise_model: NoiseModel | None = None
@@ -90,7 +92,7 @@ class Gist:
 
     def vector(self) -> Vector | None:
         """Decode m; None while nothing is known."""
-        return None if self._kept is None else unpack(self._kept)
+        return None if self._kept is None else unpack(self._kept, self.size)
 
     @property
     def nbytes(self) -> int:
@@ -104,8 +106,7 @@ class Gist:
         arrivals: GradientAccumulator,
         shares: FloatArray,
         fleet: Vector | None,
-        *,
-        moved: bool,
+        step: Vector | None,
     ) -> Correction:
         """Compute what to add to each local step.
 
@@ -119,8 +120,8 @@ class Gist:
             p, the regions' long-run shares of the stream, (Y,).
         fleet : Vector or None
             G, the gist of the fleet; None in the local mode.
-        moved : bool
-            Whether the new model differs from the old.
+        step : Vector or None
+            w_old - w_new by all parameters; None where the model has not moved.
 
         Returns
         -------
@@ -129,18 +130,20 @@ class Gist:
             device's.
         """
         options, past = self.options, self.vector()
-        noise = stored.noise_covariance if moved else UNMOVED
+        noise = UNMOVED if step is None else stored.noise_covariance
         nothing = Correction(None, None, 0.0, noise.rho, 0.0, None, None)
         if past is None and not arrivals.count:
             return nothing
         store, estimate = self._linear_estimate(stored, arrivals, shares)
         noise_model = estimate.noise_model.cap_ess(options.max_ess)
-        old_store, new_store = (self._covered(mean) for mean in stored.means)
+        old_store = self._mean_of(stored, stored.before, stored.means[0])
+        new_store = self._mean_of(stored, stored.after, stored.means[1])
 
         # Equation (1): m <- alpha m + tau g + sum_i d_i grad_i(w_old).
-        gist = self._covered(arrivals.mean(estimate.window_weight))
+        mean = arrivals.mean(estimate.window_weight)
+        gist = mean if arrivals.layout is self.layout else self.layout.of_gradient(mean)
         if estimate.sample_weights.any():
-            gist += self._covered(stored.weighted_sum(stored.before, estimate.sample_weights))
+            gist += self._weighted_sum(stored.before, estimate.sample_weights)
         if past is not None:
             gist += np.float32(estimate.past_weight) * past
 
@@ -167,6 +170,7 @@ class Gist:
             norm(stored.means[1]),
             new_store + variance_term,
             carried,
+            *self._reconstruction(stored.means[0], old_store, step),
         )
         # A huge sample: better no correction than one that ends the model.
         return correction if np.isfinite(correction.relative_norm) else nothing
@@ -193,12 +197,13 @@ class Gist:
         """Describe the arrays of `snapshot`."""
         encoding = self.options.encoding
         scales = scale_count(self.size, encoding)
+        length, form = packed_form(self.size, encoding)
         known = {"optional": True, "learned": True}
         return {
             "changes": ArraySpec((), np.int64, optional=True),
             "by_region": ArraySpec((3, self._regions), np.float64, bounded=True, **known),
             "rest": ArraySpec((), np.float64, **known),
-            "packed": ArraySpec((self.size,), encoding, **known),
+            "packed": ArraySpec((length,), form, **known),
             "scales": ArraySpec((scales,), np.float32, **known),
         }
 
@@ -220,7 +225,8 @@ class Gist:
         if state.keys() >= {"by_region", "rest", "packed", "scales"}:
             labels, samples, counts = np.array(state["by_region"], dtype=np.float64)
             self._noise_model = NoiseModel(labels, samples, counts, float(state["rest"]))
-            forms = {"packed": self.options.encoding, "scales": "float32"}
+            _, form = packed_form(self.size, self.options.encoding)
+            forms = {"packed": form, "scales": "float32"}
             self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 
     def _linear_estimate(
@@ -236,6 +242,30 @@ class Gist:
         undivided = replace(stored, regions=np.zeros_like(stored.regions))
         return undivided, pooled_mean(past, undivided, arrivals.count)
 
-    def _covered(self, gradient: Vector) -> Vector:
-        """Cut a gradient to the layers that the gist covers, which stand last."""
-        return gradient[len(gradient) - self.size :]
+    def _mean_of(
+        self, stored: StoredGradients, measurements: PerSampleGradients, mean: Vector
+    ) -> Vector:
+        """Represent the store's gradient; a sketch is made without the gradient itself."""
+        if self.layout.whole:
+            return self.layout.of_gradient(mean)
+        return self._weighted_sum(measurements, stored.weights)
+
+    def _weighted_sum(self, measurements: PerSampleGradients, weights: FloatArray) -> Vector:
+        """Represent sum_i w_i grad_i."""
+        scaled = weights * len(weights)
+        if self.layout.whole:
+            return self.layout.of_gradient(measurements.weighted_gradient(scaled))
+        return measurements.sketched_gradient(self.layout, scaled)
+
+    def _reconstruction(
+        self, old_store: Vector, numbers: Vector, step: Vector | None
+    ) -> tuple[GradientLayout | None, tuple[KnownGradient, ...]]:
+        """Say in which layout the correction is, and along which gradients it may lie."""
+        if self.layout.whole:
+            return None, ()
+        covered = old_store[len(old_store) - self.layout.parameters :]
+        known = [KnownGradient(covered, numbers)]
+        if step is not None:
+            covered = step[len(step) - self.layout.parameters :]
+            known.append(KnownGradient(covered, self.layout.of_gradient(covered)))
+        return self.layout, tuple(known)

@@ -5,6 +5,8 @@ from typing import Literal
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.gist.codec import Encoding
+from fedkeep.core.gradients.layout import AUTO_RANK, GradientLayout, sketched_layout, whole_layout
+from fedkeep.core.protocols import Learner
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,27 @@ class GistOptions:
     """The largest effective sample size: the larger, the less noise, and the slower to follow a
     drift."""
     encoding: Encoding = "float32"
-    """How the gist is kept: `int8` takes a quarter of the bytes, with a scale for every 64
-    numbers."""
+    """How the gist is kept: `int8` takes a quarter of the bytes, `int4` an eighth, each with a scale
+    for every 64 numbers."""
+    rank: int | Literal["auto"] | None = None
+    """Keep a sketch of this rank of each large weight; "auto": a rank of 16; None: every number."""
     last_layers: int | None = None
     """Let the gist cover the last layers only; None: all that are valued."""
 
     def __post_init__(self) -> None:
         check_range(self, "drift_weight", least=0, most=1)
         check_range(self, "max_ess", "last_layers", least=1)
+        if isinstance(self.rank, int):
+            check_range(self, "rank", least=1)
 
     @property
     def kept(self) -> bool:
         """Whether there is a gist at all."""
         return self.mode != "none"
+
+    def layout(self, learner: Learner) -> GradientLayout:
+        """Lay out the gist of a learner's gradients: whole, or with a sketch of each large weight."""
+        if self.rank is None:
+            return whole_layout(learner.tail(self.last_layers))
+        rank = AUTO_RANK if self.rank == "auto" else self.rank
+        return sketched_layout(learner.gradient_shapes(self.last_layers), rank)

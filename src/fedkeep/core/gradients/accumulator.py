@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.protocols import PerSampleGradients
-from fedkeep.core.types import ArraySpec, IntArray, Scores, State, StateSpec, Vector
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, Scores, State, StateSpec, Vector
 
 
 def clip_weights(norms: Scores, clip: float) -> Scores:
@@ -29,17 +30,26 @@ def clip_weights(norms: Scores, clip: float) -> Scores:
     return clip / np.maximum(norms, clip)
 
 
-def mean_gradient(measurements: PerSampleGradients, clip: float | None) -> Vector:
+def mean_gradient(
+    measurements: PerSampleGradients, clip: float | None, layout: GradientLayout | None = None
+) -> Vector:
     """Average the samples' gradients, each first clipped to `clip` if there is one."""
-    if clip is None:
+    if clip is not None:
+        weights = clip_weights(measurements.norms(), clip)
+    elif layout is None:
         return measurements.mean_gradient()
-    return measurements.weighted_gradient(clip_weights(measurements.norms(), clip))
+    else:
+        weights = np.ones(len(measurements.losses()))
+    if layout is None:
+        return measurements.weighted_gradient(weights)
+    return measurements.sketched_gradient(layout, weights)
 
 
 class GradientAccumulator:
     """Sum of the gradients of all arrivals since the model last changed, and counts by region.
 
-    The sum is kept in float64.
+    The sum of whole gradients is kept in float64; of sketches, which are there to save bytes, in
+    float32.
 
     Parameters
     ----------
@@ -50,11 +60,19 @@ class GradientAccumulator:
     clip : float, optional
         The length to which each sample's gradient is clipped before it is added: the sensitivity
         that the noise of differential privacy is made for.
+    layout : GradientLayout, optional
+        The layout that the gradients are summed in, with `size` numbers; as they are without one.
     """
 
-    def __init__(self, size: int, regions: int, clip: float | None = None) -> None:
-        self._sum = np.zeros(size, dtype=np.float64)
-        self._clip = clip
+    def __init__(
+        self,
+        size: int,
+        regions: int,
+        clip: float | None = None,
+        layout: GradientLayout | None = None,
+    ) -> None:
+        self._sum: AnyArray = np.zeros(size, dtype=np.float64 if layout is None else np.float32)
+        self._clip, self.layout = clip, layout
         self.counts = np.zeros(regions)
 
     @property
@@ -75,8 +93,8 @@ class GradientAccumulator:
     def add(self, measurements: PerSampleGradients, regions: IntArray) -> None:
         """Count arrivals, measured under the present model."""
         if len(regions):
-            mean = mean_gradient(measurements, self._clip)
-            self._sum += mean.astype(np.float64) * len(regions)
+            mean = mean_gradient(measurements, self._clip, self.layout)
+            self._sum += mean.astype(self._sum.dtype) * len(regions)
             self.counts += np.bincount(regions, minlength=len(self.counts))
 
     def mean(self, share: float = 1.0) -> Vector:
@@ -93,7 +111,7 @@ class GradientAccumulator:
     def state_spec(self) -> StateSpec:
         """Describe the arrays of `snapshot`."""
         return {
-            "sum": ArraySpec((self.size,), np.float64, learned=True),
+            "sum": ArraySpec((self.size,), self._sum.dtype, learned=True),
             "counts": ArraySpec((len(self.counts),), np.float64, learned=True),
         }
 
@@ -103,6 +121,5 @@ class GradientAccumulator:
 
     def restore(self, state: State) -> None:
         """Become the accumulator that `snapshot` described."""
-        self._sum, self.counts = (
-            np.array(state[name], dtype=np.float64) for name in ("sum", "counts")
-        )
+        self._sum = np.array(state["sum"], dtype=self._sum.dtype)
+        self.counts = np.array(state["counts"], dtype=np.float64)

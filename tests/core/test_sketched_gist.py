@@ -1,0 +1,134 @@
+"""A gist that is a sketch: exact arithmetic, the whole gist at full rank, no drift in few bits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError
+from fedkeep.core.gist import GistOptions
+from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
+from fedkeep.core.policies.ode import Ode
+from fedkeep.core.protocols import FleetLearner
+from fedkeep.core.store import AfterUse
+from fedkeep.core.types import Batch, LocalTraining, TrainOrder
+from fedkeep.learn.models import learner_for
+
+LABELS = 5
+
+
+def device(learner: FleetLearner, gist: GistOptions, shape: tuple[int, ...]) -> Device:
+    made = Device(
+        learner,
+        BalancedReservoir(),
+        capacity=5,
+        sample_shape=shape,
+        labels=LABELS,
+        after_use=AfterUse("evict_trained_first"),
+        gist=gist,
+    )
+    made.set_model(learner.initial(0))
+    return made
+
+
+def batch(shape: tuple[int, ...], seed: int, n: int = 24) -> Batch:
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, *shape), dtype=np.float32)
+    return Batch(x, rng.integers(0, LABELS, n), 1000 * seed + np.arange(n))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "options"),
+    [("mlp", (60,), {"hidden": [40]}), ("lenet", (1, 28, 28), {})],
+)
+@pytest.mark.parametrize("mode", ["local", "shared"])
+def test_the_sketch_of_a_gist_is_the_gist_of_sketches(
+    model: str, shape: tuple[int, ...], options: dict[str, list[int]], mode: str
+) -> None:
+    learner = learner_for(model, shape, LABELS, **options)
+    whole_options = GistOptions(mode)  # type: ignore[arg-type]
+    whole = device(learner, whole_options, shape)
+    sketched = device(learner, replace(whole_options, rank=4), shape)
+    assert sketched.gist is not None and whole.gist is not None
+    layout = sketched.gist.layout
+    assert sketched.gist.size < whole.gist.size / 2
+    assert sketched.window.nbytes < whole.window.nbytes / 4
+    for round_ in range(6):
+        for one in (whole, sketched):
+            one.observe(batch(shape, round_), float(round_))
+        step = np.float32(0.02) * learner.initial(round_ + 1)
+        fleet = learner.initial(50) if mode == "shared" else None
+        for one, told in ((whole, fleet), (sketched, fleet)):
+            direction = None if told is None else told
+            if direction is not None and one is sketched:
+                direction = layout.of_gradient(direction)
+            order = TrainOrder(
+                round_, learner.initial(0) + step, direction, LocalTraining(0.05, epochs=3), None
+            )
+            one.participate(order)
+        exact, found = whole.gist.vector(), sketched.gist.vector()
+        assert exact is not None and found is not None
+        expected = layout.of_gradient(exact)
+        assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
+        assert sketched.gist.ess == pytest.approx(whole.gist.ess)
+        assert whole.gist.latest is not None and sketched.gist.latest is not None
+        assert sketched.gist.latest.rho == pytest.approx(whole.gist.latest.rho)
+
+
+def test_at_full_rank_a_sketched_gist_is_the_whole_one() -> None:
+    learner = learner_for("mlp", (60,), LABELS, hidden=[40])
+    reports = []
+    for rank in (None, 60):
+        one = device(learner, GistOptions("local", rank=rank), (60,))
+        for round_ in range(3):
+            one.observe(batch((60,), round_), float(round_))
+            order = TrainOrder(
+                round_, learner.initial(round_), None, LocalTraining(0.05, epochs=3), None
+            )
+            report = one.participate(order)
+        reports.append(report.model)
+    assert np.array_equal(*reports)
+
+
+def test_the_fleets_gist_is_not_kept_after_the_participation() -> None:
+    learner = learner_for("mlp", (60,), LABELS, hidden=[40])
+    one = device(learner, GistOptions("shared", rank=4), (60,))
+    assert one.gist is not None
+    one.observe(batch((60,), 0), 0.0)
+    fleet = np.ones(one.gist.size, dtype=np.float32)
+    one.participate(TrainOrder(0, learner.initial(1), fleet, LocalTraining(0.05, epochs=3), None))
+    assert one.global_gradient is None
+    assert one.gist.latest is not None and one.gist.latest.drift_term is not None
+
+
+def test_what_a_policy_scores_by_cannot_be_a_sketch() -> None:
+    learner = learner_for("mlp", (60,), LABELS, hidden=[40])
+    with pytest.raises(ConfigError, match=r"set gist\.mode = 'local'"):
+        Device(
+            learner,
+            Ode(),
+            capacity=5,
+            sample_shape=(60,),
+            labels=LABELS,
+            gist=GistOptions("shared", rank=4, label_matching=False),
+        )
+
+
+@pytest.mark.parametrize(("encoding", "error"), [("int8", 0.02), ("int4", 0.35)])
+def test_rounding_does_not_add_up_over_ten_thousand_participations(
+    encoding: Encoding, error: float
+) -> None:
+    rng = np.random.default_rng(0)
+    target = rng.standard_normal(256).astype(np.float32)
+    kept, exact = np.zeros(256, dtype=np.float32), np.zeros(256)
+    errors = []
+    for change in range(10_000):
+        seen = target + rng.standard_normal(256).astype(np.float32)
+        exact = 0.8 * exact + 0.2 * seen
+        kept = unpack(pack(0.8 * kept + 0.2 * seen, encoding, change), 256)
+        errors.append(np.linalg.norm(kept - exact) / np.linalg.norm(target))
+    assert np.mean(errors[-100:]) < error
+    # No drift: the last thousand are no worse than the first.
+    assert np.mean(errors[-1000:]) < 1.1 * np.mean(errors[100:1100])
