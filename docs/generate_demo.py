@@ -1,4 +1,4 @@
-"""Writes what the README shows of `make demo`, from its records: the picture (mean over seeds) and the table.
+"""Writes the picture of `make demo` (mean over seeds) and the README's table from its records.
 
 python docs/generate_demo.py runs/demo
 """

@@ -1,6 +1,6 @@
-"""Writes the picture of docs/gist.md, and its table of options, from the code; a test fails when they are stale.
+"""Writes the picture and the options of docs/gist.md from the code; a test finds stale ones.
 
-The picture is a small case worked out: sixty gradients of two numbers each, of which a store keeps five.
+The picture is a worked case: sixty gradients of two numbers each, of which a store keeps five.
 """
 
 import re
@@ -57,7 +57,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Case:
-    """Every arrival's gradient under the old model and the new, and what the gist adds to the store's."""
+    """Every arrival's gradient under both models, and what the gist adds to the store's."""
 
     old: FloatArray
     new: FloatArray
@@ -69,7 +69,7 @@ class Case:
 
 
 def case() -> Case:
-    """The first samples are those that were kept; the new model moves all gradients, each a little differently."""
+    """The first samples are stored; the new model moves each gradient a little differently."""
     rng = np.random.default_rng(SEED)
     old = rng.standard_normal((ARRIVALS, 2))
     new = 0.9 * old + np.array([0.35, -0.25]) + 0.3 * rng.standard_normal((ARRIVALS, 2))

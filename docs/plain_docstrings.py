@@ -1,4 +1,4 @@
-"""Docstrings are written for those who read the code: here Markdown learns to show them as they were meant."""
+"""Prepares docstrings, which are written for readers of the code, for Markdown."""
 
 import re
 from typing import Any
