@@ -2,7 +2,8 @@
 
     python benchmarks/agent.py [--quick] [--json FILE]
 
-Needs torch, onnx and onnxscript to export the traffic model once; what is measured runs in processes without torch.
+Needs torch, onnx and onnxscript to export the traffic model once. What is measured runs in
+processes without torch.
 """
 
 import argparse
@@ -90,13 +91,19 @@ def export_traffic(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module, (torch.randn(2, *SHAPE),), path.with_name("plain.onnx"), input_names=["x"], external_data=False,
-            dynamic_shapes={"input": {0: torch.export.Dim("n", min=1)}}, verbose=False, dynamo=True,
-        )  # fmt: skip
+            module,
+            (torch.randn(2, *SHAPE),),
+            path.with_name("plain.onnx"),
+            input_names=["x"],
+            external_data=False,
+            dynamic_shapes={"input": {0: torch.export.Dim("n", min=1)}},
+            verbose=False,
+            dynamo=True,
+        )
 
 
 def _in_child(part: str, folder: Path, *, quick: bool) -> dict[str, float]:
-    """Runs one part in a process of its own, on one core and without torch."""
+    """Runs one part in a separate process, on one core and without torch."""
     command = [
         sys.executable,
         __file__,
@@ -127,7 +134,10 @@ def traffic(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ratios(folder: Path, *, quick: bool) -> dict[str, float]:
-    """The time to value samples over the time of plain inference: both in turn many times, the best of each."""
+    """The time to value samples over the time of plain inference.
+
+    Both are run in turn many times; the best time of each counts.
+    """
     from fedkeep.core.types import Batch
     from fedkeep.learn.onnx_learner import OnnxLearner, session
 
@@ -165,10 +175,11 @@ def _seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def throughput(folder: Path, *, quick: bool) -> dict[str, float]:
-    """Samples a second through the whole agent: queue, screening, value, store, commits; hardly any is accepted.
+    """Samples a second through the whole agent, of which hardly any is accepted.
 
-    A second is one of this process's CPU or of waiting for the disk, so that other programs on the machine do not
-    count; on a quiet one it is a second of the clock.
+    The path is queue, screening, value, store, commits. A second is one of this process's CPU or
+    of waiting for the disk, so that other programs on the machine do not count. On a quiet machine
+    it is a second of the clock.
     """
     agent, disk = _filled(folder, "speed", accepted=0.022)
     waited = _watch_syncs(disk)
@@ -178,17 +189,19 @@ def throughput(folder: Path, *, quick: bool) -> dict[str, float]:
     judged = _pour(agent, count)
     seconds, clock = time.process_time() - cpu + sum(waited), time.perf_counter() - start
     accepted = _accepted(agent, before) / judged
+    per_second = judged / clock
     print(
-        f"accepted {accepted:.2%}; {judged / clock:.0f} samples a second by the clock, with all else running"
+        f"accepted {accepted:.2%}; {per_second:.0f} samples a second by the clock, machine shared"
     )
     return {"samples_per_s": judged / seconds}
 
 
 def keeping(folder: Path, *, quick: bool) -> dict[str, float]:
-    """What is written to the disk where a tenth of the arrivals is kept, at full speed and at 100 samples a second.
+    """What is written to the disk where a tenth of the arrivals is kept.
 
-    Bytes are those handed to the file, state and roots included, over those of one sample; pages are those of 4 kB
-    that a sync makes dirty, which is the least that a flash below a file system writes.
+    Measured at full speed and at 100 samples a second. Bytes are those handed to the file, state
+    and roots included, over those of one sample. Pages are those of 4 kB that a sync makes dirty,
+    which is the least that a flash below a file system writes.
     """
     figures, size = {}, 4 * SHAPE[0] * SHAPE[1]
     agent, disk = _filled(folder, "full", 0.105, _GREATEST)
@@ -217,7 +230,7 @@ _GREATEST = {"name": "ode", "choice": "greatest", "value": "projection"}
 def _filled(
     folder: Path, name: str, accepted: float, policy: dict[str, str] | None = None
 ) -> tuple[Agent, FileDisk]:
-    """An agent whose store is full: about this share of what comes is worth more than the least of its label."""
+    """An agent whose store is full and accepts about this share of the arrivals."""
     from fedkeep.agent.assembly import assemble, parse_config
     from fedkeep.core.types import Assignment, LocalTraining, TrainOrder
 
@@ -242,7 +255,7 @@ def _filled(
 
 
 def _pour(agent: Agent, count: int, rate: float | None = None) -> int:
-    """Offers samples, as fast as they are taken or at a steady rate, and commits what is left at the end."""
+    """Offers samples as fast as they are taken or at a steady rate, and commits at the end."""
     from fedkeep.agent.arrivals import Arrival
 
     x, y = traffic(np.random.default_rng(2), 4096)
@@ -330,8 +343,10 @@ def resident_mb(folder: Path, kind: str, count: int) -> float:
             file.write(json.dumps({"x": x, "y": int(rng.integers(labels)), "id": i}) + "\n")
     config = folder / f"{kind}.toml"
     config.write_text(
-        f'[samples]\nshape = {list(shape)}\nlabels = {labels}\n[model]\n{model}\n[agent]\nsocket = "{socket}"\n'
-        f'[store]\npath = "{folder / kind}.store"\nbudget = 2_000_000\n[[source]]\nkind = "lines"\npath = "{stream}"\n'
+        f"[samples]\nshape = {list(shape)}\nlabels = {labels}\n"
+        f'[model]\n{model}\n[agent]\nsocket = "{socket}"\n'
+        f'[store]\npath = "{folder / kind}.store"\nbudget = 2_000_000\n'
+        f'[[source]]\nkind = "lines"\npath = "{stream}"\n'
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "fedkeep.agent", str(config)], env=_one_thread()
@@ -355,7 +370,7 @@ def _resident_after(process: subprocess.Popen[bytes], socket: Path, count: int) 
         except AgentUnreachableError:
             continue
         if seen >= count:
-            time.sleep(1)  # a burst's memory is given back once it is over
+            time.sleep(1)  # memory of a peak is released once it is over
             status = Path(f"/proc/{process.pid}/status").read_text()
             kilobytes = next(
                 line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")

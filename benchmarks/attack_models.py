@@ -44,14 +44,14 @@ class AttackContext:
         return {d: _moved(r, self.model, update) for d, r in self.own.items()}
 
 
-Forge = Callable[[AttackContext], Mapping[DeviceId, Report]]
+ReportAttack = Callable[[AttackContext], Mapping[DeviceId, Report]]
 
 
 @dataclass(frozen=True)
 class Attack:
     """What Byzantine devices send, what they declare, and from when on."""
 
-    forge: Forge
+    reports: ReportAttack
     inflated: bool = False
     flipped_labels: bool = False
     honest_until: float = 0.0
@@ -70,51 +70,53 @@ def honestly(context: AttackContext) -> Reports:
     return context.own
 
 
-def scaled(factor: float) -> Forge:
-    def forge(context: AttackContext) -> Reports:
+def scaled(factor: float) -> ReportAttack:
+    def attack(context: AttackContext) -> Reports:
         return {
             d: _moved(r, context.model, factor * (r.model.astype(np.float64) - context.model))
             for d, r in context.own.items()
         }
 
-    return forge
+    return attack
 
 
-def inner_product(factor: float) -> Forge:
+def inner_product(factor: float) -> ReportAttack:
     """Fall of Empires (Xie et al. 2019): against the mean of the honest."""
     return lambda context: context.sends(-factor * context.updates.mean(axis=0))
 
 
-def any_direction(length: float) -> Forge:
-    def forge(context: AttackContext) -> Reports:
+def any_direction(length: float) -> ReportAttack:
+    def attack(context: AttackContext) -> Reports:
         direction = generator(7, "direction").standard_normal(len(context.model))
         return context.sends(length * direction / np.linalg.norm(direction))
 
-    return forge
+    return attack
 
 
-def as_long_as_honest(forge: Forge) -> Forge:
+def as_long_as_honest(attack: ReportAttack) -> ReportAttack:
     """The same, cut to the longest honest update, as somebody would who knows the limits."""
 
     def cut(context: AttackContext) -> Reports:
         longest = float(np.linalg.norm(context.updates, axis=1).max())
-        forged = {d: r.model.astype(np.float64) - context.model for d, r in forge(context).items()}
+        malicious = {
+            d: r.model.astype(np.float64) - context.model for d, r in attack(context).items()
+        }
         return {
             d: _moved(
                 context.own[d],
                 context.model,
                 update * longest / max(float(np.linalg.norm(update)), 1e-12),
             )
-            for d, update in forged.items()
+            for d, update in malicious.items()
         }
 
     return cut
 
 
-def alie(z: float | None) -> Forge:
+def alie(z: float | None) -> ReportAttack:
     """A Little Is Enough (Baruch et al. 2019): `z` deviations off, or as many as stay hidden."""
 
-    def forge(context: AttackContext) -> Reports:
+    def attack(context: AttackContext) -> Reports:
         n, byzantine = len(context.honest) + len(context.own), len(context.own)
         needed = n // 2 + 1 - byzantine
         hidden = (
@@ -125,7 +127,7 @@ def alie(z: float | None) -> Forge:
         updates = context.updates
         return context.sends(updates.mean(axis=0) - hidden * updates.std(axis=0))
 
-    return forge
+    return attack
 
 
 def min_max(context: AttackContext) -> Reports:
@@ -142,11 +144,11 @@ def min_max(context: AttackContext) -> Reports:
     return context.sends(centre + low * against)
 
 
-def turned_estimators(factor: float) -> Forge:
-    def forge(context: AttackContext) -> Reports:
+def turned_estimators(factor: float) -> ReportAttack:
+    def attack(context: AttackContext) -> Reports:
         return {d: _turned(r, factor) for d, r in context.own.items()}
 
-    return forge
+    return attack
 
 
 def _turned(report: Report, factor: float) -> Report:
@@ -158,33 +160,33 @@ def _turned(report: Report, factor: float) -> Report:
     )
 
 
-def gist_in_line(share: float) -> Forge:
+def gist_in_line(share: float) -> ReportAttack:
     """An update across the fleet's direction, and a gist in line, turned against the fleet."""
 
-    def forge(context: AttackContext) -> Reports:
+    def attack(context: AttackContext) -> Reports:
         fleet = context.updates.mean(axis=0)
         update = _unit(_beside(generator(7, "direction").standard_normal(len(fleet)), fleet))
         gist = 1e3 * (share * _unit(fleet) - (1 - share**2) ** 0.5 * update)
-        forged = as_long_as_honest(lambda s: s.sends(update))(context)
-        return {d: _told(r, gist) for d, r in forged.items()}
+        malicious = as_long_as_honest(lambda s: s.sends(update))(context)
+        return {d: _with_gist(r, gist) for d, r in malicious.items()}
 
-    return forge
+    return attack
 
 
 def gist_across(context: AttackContext) -> Reports:
     """The fleet's gist turned round, but for what its own honest update would contradict."""
     return {
-        d: _told(r, -10 * _beside(context.gist, r.model.astype(np.float64) - context.model))
+        d: _with_gist(r, -10 * _beside(context.gist, r.model.astype(np.float64) - context.model))
         for d, r in context.own.items()
     }
 
 
-def _told(report: Report, gist: FloatArray) -> Report:
-    told = report.local_gradient
+def _with_gist(report: Report, gist: FloatArray) -> Report:
+    sent = report.local_gradient
     return (
         report
-        if told is None
-        else replace(report, local_gradient=gist[-len(told) :].astype(np.float32))
+        if sent is None
+        else replace(report, local_gradient=gist[-len(sent) :].astype(np.float32))
     )
 
 
@@ -210,7 +212,7 @@ def all_at_once(context: AttackContext) -> Reports:
 
 def taking_turns(context: AttackContext) -> Reports:
     """Another attack every round."""
-    forges = (
+    attacks = (
         scaled(-3.0),
         inner_product(3.0),
         any_direction(999.0),
@@ -218,7 +220,7 @@ def taking_turns(context: AttackContext) -> Reports:
         alie(1.5),
         scaled(-10.0),
     )
-    return forges[context.round % len(forges)](context)
+    return attacks[context.round % len(attacks)](context)
 
 
 PLAIN: dict[str, Attack] = {

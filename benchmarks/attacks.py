@@ -199,12 +199,14 @@ class AttackedFleet:
         rounds = self.experiment.train.rounds
         if self.attack is None or not own or round_ < self.attack.honest_until * rounds:
             return own
-        forged = self.attack.forge(AttackContext(round_, rounds, self.server.model, honest, own))
+        malicious = self.attack.reports(
+            AttackContext(round_, rounds, self.server.model, honest, own)
+        )
         if not self.attack.inflated:
-            return forged
+            return malicious
         return {
             d: replace(r, weight=1e15, samples=10**9, gradient_samples=10**18)
-            for d, r in forged.items()
+            for d, r in malicious.items()
         }
 
     def _accuracy(self) -> float:
@@ -253,7 +255,7 @@ def _with_flipped(data: Federation, byzantine: set[DeviceId]) -> Federation:
 
 
 Run = tuple[Setting, str | None, str, int]
-"""FleetProfiles, attack or none, aggregation, seed."""
+"""Fleet, attack or none, aggregation, seed."""
 
 
 def play(run: Run) -> Result:

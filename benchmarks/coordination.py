@@ -1,8 +1,9 @@
-"""How near greedy coordination comes to the optimum of problem (9), and how long a very large fleet takes.
+"""How near greedy coordination comes to the optimum of problem (9), and its time on large fleets.
 
-Fleets of 6-15 devices and 10 labels, both limits 2, as in the journal version. On all sides the holders missing
-from (9b) are minimised first: those that keep labels from having as many as the fleet can give to all, then the
-rest. (9d) is dropped on all sides, since the label weights supply it; what it would cost is a row of its own.
+Fleets of 6-15 devices and 10 labels, both limits 2, as in the journal version. Every method first
+minimises the holders missing from (9b): those that keep labels from having as many as the fleet can
+give to all, then the rest. Every method drops (9d), since the label weights supply it; what it
+would cost is a separate row.
 """
 
 import argparse
@@ -31,14 +32,15 @@ KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
         rng.dirichlet(np.full(LABELS, 0.5), n) * rng.lognormal(0, 1, n)[:, None]
     ),
 }
-"""What devices see: everything at random, some of it, or few labels much and at very different rates."""
+"""What devices see: random rates for all labels, for some, or few labels at uneven rates."""
 
 
 @dataclass(frozen=True)
 class Relaxed(LabelLimits):
-    """The l1 relaxation: problem (9) with fractions of labels, after which each device holds its largest ones.
+    """The l1 relaxation: problem (9) with fractions of labels.
 
-    For comparison only: rounding forgets the minimum of holders that the fractions met.
+    Each device then holds its largest ones. For comparison only: rounding drops the minimum of
+    holders that the fractions met.
     """
 
     def plan(self, fleet: FleetProfiles) -> Plan:
@@ -70,7 +72,7 @@ def lacking(plan: Plan) -> int:
 
 
 class EvenProblem(Problem):
-    """Problem (9) when every label held is worth an even share of the store, as in greedy's default."""
+    """Problem (9) when every label held gets an even share of the store, as in greedy's default."""
 
     def objective(self) -> np.ndarray:
         limits = LabelLimits(LIMIT, LIMIT).of_devices(self.fleet)
@@ -93,7 +95,7 @@ def random_labels(fleet: FleetProfiles) -> Plan:
 
 
 def measure(fleet: FleetProfiles, *, with_9d: bool) -> dict[str, tuple[float, int]]:
-    """Per row of the table: the objective over the optimum, and the holders missing beyond the optimum's."""
+    """Per row of the table: the objective over the optimum, and the holders missing beyond it."""
     exact = Exact(LIMIT, LIMIT).plan(fleet)
     best, fewest = objective(exact, fleet), lacking(exact)
     plans = {
@@ -118,7 +120,7 @@ def measure(fleet: FleetProfiles, *, with_9d: bool) -> dict[str, tuple[float, in
 
 
 def plan_a_million(devices: int, labels: int) -> tuple[float, float, float]:
-    """Seconds to plan a fleet whose devices see a fifth of the labels, those of the processor alone, and peak GB."""
+    """Seconds to plan a fleet whose devices see a fifth of the labels; CPU seconds; peak GB."""
     rng = np.random.default_rng(0)
     velocities = rng.random((devices, labels), dtype=np.float32)
     velocities[velocities < 0.8] = 0
@@ -145,8 +147,9 @@ def main() -> None:
         ratios = [rows[name][0] for rows in measured if name in rows]
         missing = sum(rows[name][1] for rows in measured if name in rows)
         print(f"{name:<32}{np.median(ratios):>8.3f}{min(ratios):>8.3f}{missing:>28}")
+    size = "100,000 devices" if options.quick else "a million devices"
     print(
-        f"{'a million devices, 100 labels' if not options.quick else '100,000 devices, 100 labels':<32}"
+        f"{f'{size}, 100 labels':<32}"
         f"{seconds:>7.1f}s{peak:>6.1f} GB   ({worked:.1f} s of processor time)"
     )
     greedy = [rows["greedy"][0] for rows in measured]

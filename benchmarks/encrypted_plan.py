@@ -1,9 +1,10 @@
-"""What a plan costs that the server cannot see into: sealed profiles, as fedkeep has them, beside ranked ones (CKKS).
+"""What an encrypted plan costs: sealed profiles (fedkeep's), and ranked ones (CKKS).
 
     python benchmarks/encrypted_plan.py [--quick] [--json FILE]
 
-Prints bytes and seconds of CPU: of one device, of the server, and of the key-holder for the plan. Sealed plans are
-checked against the plain plan, those from CKKS against the plain greedy plan without local search on its grid.
+Prints bytes and seconds of CPU: of one device, of the server, and of the key-holder for the plan.
+Sealed plans are checked against the plain plan. CKKS plans are checked against the plain greedy
+plan on their grid, without local search.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def fleet_of(devices: int, labels: int) -> tuple[IntArray, FloatArray]:
 
 
 def sealed(devices: int, labels: int) -> Run:
-    """Sealed profiles: the server reads each answer and hands all on; the key-holder opens them, and plans."""
+    """Sealed profiles: the server forwards each answer; the key-holder opens them, and plans."""
     capacities, velocities = fleet_of(devices, labels)
     service = KeyService(X25519PrivateKey.generate(), Address("127.0.0.1", 0), None)
     service.close()
@@ -65,8 +66,8 @@ def sealed(devices: int, labels: int) -> Run:
 
     def relay() -> bytes:
         read = (decode_encrypted_profile(content, labels) for content in contents)
-        told = {device: said.profile for said, device in read}
-        return to_bytes(AskPlan(issued.nonce, labels, told, Greedy()))
+        sealed_profiles = {device: reply.profile for reply, device in read}
+        return to_bytes(AskPlan(issued.nonce, labels, sealed_profiles, Greedy()))
 
     question, relaying = timed(relay)
     reply, planning = timed(lambda: to_bytes(service.answer(question, "benchmark")))
@@ -86,7 +87,7 @@ def sealed(devices: int, labels: int) -> Run:
 
 
 def encrypted(scheme: Any, devices: int, labels: int) -> Run:
-    """CKKS: the server adds up and compares without reading anything; the key-holder reads signs and totals."""
+    """CKKS: the server adds and compares unread values; the key-holder reads signs and totals."""
     from fedkeep.keyholder.ranking import Comparisons, Contexts, OrderedFleet
 
     capacities, velocities = fleet_of(devices, labels)
@@ -143,14 +144,16 @@ def main() -> None:
     options = parser.parse_args()
     runs = []
     print(
-        "way           devices labels   a device: bytes         s   server: s   plan: s   plain: s  equal"
+        "way           devices labels   a device: bytes         s   server: s"
+        "   plan: s   plain: s  equal"
     )
     for way, size, measure in jobs(options.quick):
         run = {"way": way, "devices": size[0], "labels": size[1], **measure(*size)}
         runs.append(run)
         print(
-            f"{way:13} {size[0]:7} {size[1]:6} {run['device_bytes']:17,} {run['device_s']:9.4f} {run['server_s']:11.3f}"
-            f" {run['plan_s']:9.3f} {run['plain_plan_s']:10.3f}  {run['equal']}",
+            f"{way:13} {size[0]:7} {size[1]:6} {run['device_bytes']:17,} {run['device_s']:9.4f}"
+            f" {run['server_s']:11.3f} {run['plan_s']:9.3f} {run['plain_plan_s']:10.3f}"
+            f"  {run['equal']}",
             flush=True,
         )
     if options.json:

@@ -104,12 +104,14 @@ def compare_secure(nodes: int, rounds: int) -> dict[str, float]:
         settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
         rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
         for kind, secure in (("clear", False), ("secure", True)):
-            said = fleet.run(
+            printed = fleet.run(
                 APP,
                 {**settings, **rest, "privacy.secure-aggregation": secure, "state.run": kind},
                 timeout=1800,
             )
-            seconds[kind] = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said)[1:])
+            seconds[kind] = median(
+                float(s) for s in re.findall(r"'seconds': ([0-9.]+)", printed)[1:]
+            )
     return {f"{kind}_seconds_a_round": s for kind, s in seconds.items()} | {
         "secure_over_clear": seconds["secure"] / seconds["clear"]
     }
@@ -148,8 +150,8 @@ def compare_stores(nodes: int, rounds: int) -> dict[str, float]:
             settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 1.0}
             rest = {"policy.name": policy, "rounds.min-devices": nodes, "rounds.deadline": 600.0}
             rest |= {"rounds.evaluate-every": rounds}
-            said = fleet.run(APP, {**settings, **rest}, timeout=1800)
-        figures[f"accuracy_{policy}"] = float(re.findall(r"'accuracy': ([0-9.]+)", said)[-1])
+            printed = fleet.run(APP, {**settings, **rest}, timeout=1800)
+        figures[f"accuracy_{policy}"] = float(re.findall(r"'accuracy': ([0-9.]+)", printed)[-1])
     return figures
 
 
@@ -162,12 +164,12 @@ def simulate(nodes: int, rounds: int) -> dict[str, float]:
             settings = {"task.devices": nodes, "train.rounds": rounds, "train.participation": 0.1}
             rest = {"rounds.min-devices": nodes, "rounds.deadline": 600.0}
             began = time.monotonic()
-            said = fleet.call(
+            printed = fleet.call(
                 [*deployment.run_virtual(APP, {**settings, **rest}, nodes), "--stream"],
                 timeout=3600,
             )
             seconds = time.monotonic() - began
-    mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", said))
+    mine = median(float(s) for s in re.findall(r"'seconds': ([0-9.]+)", printed))
     return {
         "virtual_devices": float(nodes),
         "simulation_seconds": seconds,

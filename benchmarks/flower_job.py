@@ -1,10 +1,12 @@
-"""The synthetic task as a Flower simulation on ray: `simulator.py` compares its rounds with the simulator's.
+"""The synthetic task as a Flower simulation on ray, which `simulator.py` compares with its own.
 
-The devices and the server are the same, and the loop is as lean as Flower allows: messages are pushed, and replies
-pulled every few milliseconds. Each worker loads the task once. `stock` sends by Flower's own `send_and_receive`.
+The devices and the server are the same. The loop is as lean as Flower allows: messages are pushed,
+and replies pulled every few milliseconds. Each worker loads the task once. `stock` sends by
+Flower's own `send_and_receive`.
 
-`run_simulation` is deprecated in favour of `flwr run`, which would put a SuperLink and its database between the two
-and make Flower slower; the comparison is with its fastest form for as long as there is one.
+`run_simulation` is deprecated in favour of `flwr run`, which would put a SuperLink and its database
+between the two and make Flower slower. The comparison is with Flower's fastest form for as long as
+there is one.
 """
 
 import os

@@ -2,14 +2,16 @@
 
     python benchmarks/gist.py --json FILE [--quick]
 
-`participation_over_plain` is a participation of five epochs on 5 or 10 stored samples, with a local gist and without.
-`arrival_*` are arrivals, 32 at a time, counted for the gist: measured, their mean gradient added to the window; over a
-plain forward pass of the same samples in torch, and over ODE's value on all layers, which projects every gradient as
-well. `wire_*` are the bytes of an order and its report as they are sent: with a local gist over the same store without
-one, which is federated averaging, and with a shared gist over ODE. `bytes_*` is the gist at rest in each encoding;
-`ram_*` the vectors that a device holds for it: the window's sum, the gist, and the model it was last sent (its anchor).
+`participation_over_plain` is a participation of five epochs on 5 or 10 stored samples, with a local
+gist over one without. `arrival_*` are arrivals, 32 at a time, counted for the gist: measured, and
+their mean gradient added to the window. They are compared with a plain forward pass of the same
+samples in torch, and with ODE's value on all layers, which also projects every gradient. `wire_*`
+are the bytes of an order and its report as they are sent: with a local gist over the same store
+without one (federated averaging), and with a shared gist over ODE. `bytes_*` is the gist at rest in
+each encoding. `ram_*` counts the vectors that a device holds for it: the window's sum, the gist,
+and the model it was last sent (its anchor).
 
-Jobs are run in turn and medians compared, so that neighbours on the machine hardly count.
+Jobs are run in turn and medians compared, so that other programs on the machine hardly count.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""What a large fleet costs the server: memory per device of the kept g_hat_c, and time per round to merge them.
+"""What a large fleet costs the server.
 
-Measured on a fleet small enough for a laptop; memory grows with the devices and with the length of an estimate, so a
-million follows by multiplication (docs/scale.md).
+Memory per device of the kept g_hat_c, and time per round to merge them. Measured on a fleet small
+enough for a laptop. Memory grows with the devices and with the length of an estimate, so a million
+follows by multiplication (docs/scale.md).
 """
 
 import argparse
@@ -74,7 +75,8 @@ def main() -> None:
         key = f"merge_{length}_seconds"
         figures[key] = merge_seconds(devices, devices // 20, length)
         print(
-            f"merging {devices // 20} of {devices} estimates of {length}: {figures[key]:.2f} s of the processor"
+            f"merging {devices // 20} of {devices} estimates of {length}:"
+            f" {figures[key]:.2f} s of the processor"
         )
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")

@@ -2,16 +2,17 @@
 
     python benchmarks/simulator.py --json FILE [--quick]
 
-`overhead` compares rounds of the simulator with the bare tensor work they contain, recorded and done again, under ODE;
-`overhead_gist_*` the same under a fresh draw with a gist.
-`*_speedup` compare them with the same work done one sample at a time, each by a forward and a full backward pass, as
-valuing by backprop does it whichever layers count; `*_mean_batch` is how many samples a device then catches up on,
-after enough rounds for that to be steady. `flower_speedup` compares the time of a round of the synthetic task, wall
-time here, with the same in Flower's simulation under a lean loop, `flower_stock_speedup` under Flower's own.
-`fleet_*` compare a round of 100,000 devices with one of 1,000 at the same number of participants. Evaluations, the
-same in all, are left out of all but the overheads.
+`overhead` compares rounds of the simulator with the bare tensor work they contain, recorded and
+done again, under ODE; `overhead_gist_*` the same under a fresh draw with a gist.
+`*_speedup` compare them with the same work done one sample at a time, each by a forward and a full
+backward pass, as valuing by backprop does it whichever layers count. `*_mean_batch` is how many
+samples a device then catches up on, after enough rounds for that to be steady. `flower_speedup`
+compares the wall time of a round of the synthetic task with the same in Flower's simulation under a
+lean loop, `flower_stock_speedup` under Flower's own. `fleet_*` compare a round of 100,000 devices
+with one of 1,000 at the same number of participants. Evaluations, the same in all, are left out of
+all but the overheads.
 
-Rounds are played twice from one snapshot: timed, and then by a learner that notes what it is asked for.
+Rounds are played twice from one snapshot: timed, and then by a learner that notes its requests.
 """
 
 import argparse
@@ -60,7 +61,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Measured:
-    """A batch under a model, and what was asked of it: projections, a mean gradient, and what a gist needs."""
+    """A batch under a model, and its requests: projections, a mean gradient, the gist's inputs."""
 
     model: Vector
     batch: Batch
@@ -87,7 +88,7 @@ class Work:
 
     @property
     def mean_batch(self) -> float:
-        """Samples a device catches up on; what is stored is measured too, but has no mean gradient taken."""
+        """Samples a device catches up on; stored samples are measured without a mean gradient."""
         return float(np.mean([len(each.batch) for each in self.measured if each.mean]))
 
 
@@ -216,7 +217,7 @@ def ask(
 
 
 def one_by_one(factory: Callable[[], nn.Module], work: Work, valued: int) -> None:
-    """The work one sample at a time: a forward and a backward pass for each, gradients as flat vectors."""
+    """The work one sample at a time: forward and backward pass for each, gradients as vectors."""
     module = factory()
     parameters = list(module.parameters())
     for each in work.measured:
@@ -286,7 +287,7 @@ def speedup(task: str, last_layers: int | None, rounds: int) -> tuple[float, flo
 
 
 def flower_speedups(*, quick: bool) -> dict[str, float]:
-    """A round in Flower's simulation over the simulator's, in wall time; nothing where Flower is not installed."""
+    """A round in Flower's simulation over the simulator's, in wall time; empty without Flower."""
     try:
         import flower_job  # type: ignore[import-not-found] # beside this script
     except ImportError as error:
@@ -311,7 +312,7 @@ def large_fleet(devices: int) -> Federation:
 
 
 def fleet_cost(arguments: tuple[int, int]) -> tuple[float, float]:
-    """Processor seconds a round with twenty participants, and the peak memory in GB, in a process of its own."""
+    """Processor seconds a round with twenty participants, and peak memory in GB (new process)."""
     devices, rounds = arguments
     table = {
         "task": {"name": "demo"},

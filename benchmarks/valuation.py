@@ -1,10 +1,10 @@
-"""What it costs to value samples: ratios to a plain batched forward pass of the same samples in the same run.
+"""What it costs to value samples: ratios to a plain batched forward pass in the same run.
 
     python benchmarks/valuation.py --json FILE [--quick]
 
-"head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all layers,
-and "one by one" backpropagates each sample alone. One thread; repetitions
-are interleaved, and medians of CPU time compared.
+"head" is the value (Eq. 6) and the estimator (Eq. 7) over the last layer, "full" the same over all
+layers, and "one by one" backpropagates each sample alone. One thread; repetitions are interleaved,
+and medians of CPU time compared.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def one_by_one(task: Task, model: Vector, batch: Batch) -> TrainingJob:
 
 
 def interleaved(jobs: dict[str, TrainingJob], repetitions: int) -> dict[str, float]:
-    """The median CPU seconds of each job, all run in turn: neighbours on the machine hardly count."""
+    """The median CPU seconds of each job, all run in turn so that other programs hardly count."""
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():
         job()
@@ -147,7 +147,8 @@ def main() -> None:
             row = measure(task, n, repetitions)
             head, full, slow = row["head"], row["full"], row["one_by_one"]
             print(
-                f"{name:8} {n:5} {row['forward'] * 1e3:11.3f} {head:6.2f}x {full:6.2f}x {slow:10.1f}x"
+                f"{name:8} {n:5} {row['forward'] * 1e3:11.3f}"
+                f" {head:6.2f}x {full:6.2f}x {slow:10.1f}x"
             )
         results |= {f"{name}_head_{n}": head, f"{name}_full_{n}": full, f"{name}_one_by_one": slow}
     if options.json:

@@ -1,4 +1,4 @@
-"""Writes the tables of keys in docs/agent.md from the options themselves; a test fails when the page is stale."""
+"""Writes the tables of keys in docs/agent.md from the options; a test fails when it is stale."""
 
 import re
 from pathlib import Path
@@ -15,10 +15,16 @@ from fedkeep.privacy.options import PrivacyOptions
 
 PAGE = Path(__file__).with_name("agent.md")
 TABLES: dict[str, type[Any]] = {
-    "[samples]": SampleOptions, "[store]": StoreOptions, "[agent]": AgentOptions, "[storage]": StorageOptions,
-    "[estimator]": EstimatorOptions, "[gist]": GistOptions, "[weights]": Weighting, "[privacy]": PrivacyOptions,
+    "[samples]": SampleOptions,
+    "[store]": StoreOptions,
+    "[agent]": AgentOptions,
+    "[storage]": StorageOptions,
+    "[estimator]": EstimatorOptions,
+    "[gist]": GistOptions,
+    "[weights]": Weighting,
+    "[privacy]": PrivacyOptions,
     "[metrics]": MetricsOptions,
-}  # fmt: skip
+}
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
 """Keys of these tables that are an experiment's or the server's; an agent rejects them."""
 WORDS = {"left out": "none", "needed": "required"}

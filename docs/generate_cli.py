@@ -12,10 +12,10 @@ from fedkeep.cli.app import app
 PAGE = Path(__file__).with_name("cli.md")
 INTRODUCTION = """# Command line
 
-This page is generated from the commands themselves (`make docs`). `fedkeep --help` and `fedkeep VERB --help` say the
-same. A mistake ends in one sentence and exit code 2. Notes go to standard error, progress bars only to a terminal;
-standard output holds the result alone. `NO_COLOR` is respected. `fedkeep --install-completion` teaches your shell the
-verbs and options.
+This page is generated from the commands themselves (`make docs`). `fedkeep --help` and
+`fedkeep VERB --help` print the same. A mistake ends in one sentence and exit code 2. Notes go to
+standard error, progress bars only to a terminal; standard output holds the result alone. `NO_COLOR`
+is respected. `fedkeep --install-completion` teaches your shell the verbs and options.
 """
 
 
@@ -39,7 +39,8 @@ def _section(context: click.Context) -> str:
     level = "#" * (1 + len(context.command_path.split()) - 1)
     usage = " ".join(context.command.collect_usage_pieces(context))
     text = inspect.cleandoc(context.command.help or "")
-    head = f"\n{level} `{context.command_path}`\n\n{text}\n\n```text\n{context.command_path} {usage}\n```\n"
+    command = context.command_path
+    head = f"\n{level} `{command}`\n\n{text}\n\n```text\n{command} {usage}\n```\n"
     rows = [row for parameter in context.command.params if (row := _row(parameter, context))]
     return head + ("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
 

@@ -1,4 +1,4 @@
-"""Writes the picture of `make demo` (mean over seeds) and the README's table from its records.
+"""Writes the README's picture (mean over seeds) and table of `make demo`, from its records.
 
 python docs/generate_demo.py runs/demo
 """
@@ -73,9 +73,8 @@ class Axes:
             )
         for part in range(4):
             x = self.x(self.last * part / 3)
-            parts.append(
-                f'<text x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle">{self.last * part // 3}</text>'
-            )
+            place = f'x="{x:.1f}" y="{HEIGHT - 22}" text-anchor="middle"'
+            parts.append(f"<text {place}>{self.last * part // 3}</text>")
         middle = (LEFT + WIDTH - RIGHT) / 2
         return "\n".join(
             [*parts, f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">rounds</text>']
@@ -91,10 +90,10 @@ def draw(lines: Mapping[str, Curve]) -> str:
         points = " ".join(f"{axes.x(r):.1f},{axes.y(a):.1f}" for r, a in curve.items() if r)
         colour = COLOURS.get(method, "#666")
         parts.append(f'<polyline class="line {method}" stroke="{colour}" points="{points}"/>')
-        parts.append(
-            f'<text x="{WIDTH - RIGHT + 6}" y="{labels[method] + 4:.1f}" style="fill:{colour}">{method}</text>'
-        )
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
+        place = f'x="{WIDTH - RIGHT + 6}" y="{labels[method] + 4:.1f}"'
+        parts.append(f'<text {place} style="fill:{colour}">{method}</text>')
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">'
     title = "<title>fedkeep demo: accuracy against rounds, mean of three seeds</title>"
     return "\n".join([opening, title, f"<style>{STYLE}</style>", *parts, "</svg>\n"])
 
@@ -113,8 +112,7 @@ def printed(directory: Path) -> str:
     os.environ["COLUMNS"] = "100"  # so that no cell is broken into two lines
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_tables(compare(read_runs(directory)))
-    lines = out.getvalue().splitlines(keepends=True)
-    drawn = [line for line in lines if line[0] in "┏┃┡│└"]
+    drawn = [line for line in out.getvalue().splitlines(keepends=True) if line[0] in "┏┃┡│└"]
     last = next(place for place, line in enumerate(drawn) if line[0] == "└")
     return "".join(drawn[: last + 1])
 
@@ -131,7 +129,8 @@ def main(directory: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.stderr.write(
-            "name the folder that the demo wrote to, as in: python docs/generate_demo.py runs/demo\n"
+            "name the folder that the demo wrote to, "
+            "as in: python docs/generate_demo.py runs/demo\n"
         )
         sys.exit(2)
     main(Path(sys.argv[1]))

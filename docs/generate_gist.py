@@ -1,4 +1,4 @@
-"""Writes the picture and the options of docs/gist.md from the code; a test finds stale ones.
+"""Writes the picture and the table of options of docs/gist.md; a test fails if they are stale.
 
 The picture is a worked case: sixty gradients of two numbers each, of which a store keeps five.
 """
@@ -21,11 +21,16 @@ OPTIONS = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end of options -->)", r
 ARRIVALS, KEPT, SEED = 60, 5, 47
 WIDTH, HEIGHT, PANEL, SCALE = 780, 330, 250, 42.0
 STYLE = (
-    "text{font:13px sans-serif;fill:#333}.head{font-weight:bold;font-size:14px}.small{font-size:12px}"
-    ".gone{fill:#999;fill-opacity:.45}.ghost{fill:none;stroke:#999;stroke-opacity:.5}.kept{fill:#268bd2}"
-    ".store{fill:#268bd2;stroke:#fff}.gist{fill:#d33682;stroke:#fff}.truth{fill:none;stroke:#d33682;stroke-width:2}"
-    ".corrected{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}.tip{fill:#d33682}"
-    ".way{stroke:#999;stroke-width:1.5;fill:none}.waytip{fill:#999}.box{fill:none;stroke:#999;stroke-opacity:.6}"
+    "text{font:13px sans-serif;fill:#333}"
+    ".head{font-weight:bold;font-size:14px}.small{font-size:12px}"
+    ".gone{fill:#999;fill-opacity:.45}.ghost{fill:none;stroke:#999;stroke-opacity:.5}"
+    ".kept{fill:#268bd2}"
+    ".store{fill:#268bd2;stroke:#fff}.gist{fill:#d33682;stroke:#fff}"
+    ".truth{fill:none;stroke:#d33682;stroke-width:2}"
+    ".corrected{fill:#859900;stroke:#fff}.add{stroke:#d33682;stroke-width:2.5;fill:none}"
+    ".tip{fill:#d33682}"
+    ".way{stroke:#999;stroke-width:1.5;fill:none}.waytip{fill:#999}"
+    ".box{fill:none;stroke:#999;stroke-opacity:.6}"
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
 TITLE = (
@@ -57,7 +62,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Case:
-    """Every arrival's gradient under both models, and what the gist adds to the store's."""
+    """Every arrival's gradient under the old and the new model, and the gist's correction."""
 
     old: FloatArray
     new: FloatArray
@@ -69,7 +74,7 @@ class Case:
 
 
 def case() -> Case:
-    """The first samples are stored; the new model moves each gradient a little differently."""
+    """The first samples are the kept ones; the new model moves all gradients, not quite alike."""
     rng = np.random.default_rng(SEED)
     old = rng.standard_normal((ARRIVALS, 2))
     new = 0.9 * old + np.array([0.35, -0.25]) + 0.3 * rng.standard_normal((ARRIVALS, 2))
@@ -86,9 +91,11 @@ def case() -> Case:
 
 def picture() -> str:
     """The whole picture."""
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img">'
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">'
     tips = "".join(
-        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="4.5" markerHeight="4.5" orient="auto">'
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4"'
+        ' markerWidth="4.5" markerHeight="4.5" orient="auto">'
         f'<path class="{name}" d="M0 0L8 4L0 8z"/></marker>'
         for name in ("tip", "waytip")
     )
@@ -119,7 +126,8 @@ def _stream() -> list[str]:
         '<text x="69" y="276" text-anchor="middle">the store</text>',
         '<text x="185" y="276" text-anchor="middle">the gist:</text>',
         '<text class="small" x="185" y="293" text-anchor="middle">their mean gradient</text>',
-        f'<text class="small" x="69" y="293" text-anchor="middle">{ARRIVALS - KEPT} discarded</text>',
+        '<text class="small" x="69" y="293" text-anchor="middle">'
+        f"{ARRIVALS - KEPT} discarded</text>",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Prepares docstrings, which are written for readers of the code, for Markdown."""
+"""Shows docstrings, which are written as plain text, as Markdown."""
 
 import re
 from typing import Any

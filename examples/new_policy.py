@@ -1,4 +1,4 @@
-"""A policy of one's own: keep what the model is least sure of, but never the outright surprising.
+"""A custom policy: keep what the model is least sure of, but never the outright surprising.
 
 Check it, then run it beside the built-in ones:
 

@@ -1,8 +1,9 @@
-"""A device without torch: an agent keeps a draw of a stream and its gist, a small server trains with it, and asks why.
+"""A device without torch: an agent keeps samples of a stream and its gist, and a server trains.
 
     python examples/on_device.py
 
-The agent is a process of its own, as on a real device; samples reach it by a socket, orders by another.
+The agent is a separate process, as on a real device. Samples reach it by a socket, orders by
+another.
 """
 
 import socket
@@ -91,12 +92,11 @@ def main(folder: Path) -> None:
 
 
 def train(client: AgentClient, sender: socket.socket) -> None:
-    """Five rounds with one device: the server's part is to average, and to send back the fleet's gist."""
+    """Five rounds with one device: the server averages, and sends back the fleet's gist."""
     print("first samples:", send(sender, stream(500, first=0)))
     profile = client.profile()
-    print(
-        f"the device has room for {profile.capacity} samples, and sees per second: {profile.velocity.round(1)}"
-    )
+    print(f"the device can store {profile.capacity} samples")
+    print(f"it sees per second: {profile.velocity.round(1)}")
     model, direction = np.zeros(5 * 20 + 5, dtype=np.float32), None
     for round_ in range(5):
         order = TrainOrder(round_, model, direction, LocalTraining(0.1, 5), round_ - 1)
@@ -106,7 +106,8 @@ def train(client: AgentClient, sender: socket.socket) -> None:
         print(f"round {round_}: trained on {report.samples} samples; since then {fates}")
     result = client.evaluate(model)
     print(
-        f"on its own {result.samples} {result.data} samples the model is right in {result.accuracy:.0%}"
+        f"on its own {result.samples} {result.data} samples"
+        f" the model is right in {result.accuracy:.0%}"
     )
     for row in client.stored().labels:
         print(

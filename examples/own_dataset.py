@@ -1,4 +1,4 @@
-"""Your own data: samples with labels and devices in one file, and what the devices should keep of them.
+"""Your own data: samples with labels and devices in one file, and what the devices should keep.
 
     python examples/own_dataset.py
 

@@ -190,13 +190,13 @@ class Attack:
     def typical(self, epsilon: float | None) -> FloatArray:
         """The mean gradient of each label, clipped as on the devices."""
         return np.array(
-            [told(self.model, batch, epsilon) for batch in self._by_label], dtype=np.float64
+            [upload_of(self.model, batch, epsilon) for batch in self._by_label], dtype=np.float64
         )
 
     def upload(self, batch: Batch, epsilon: float | None, seed: int) -> Vector:
         """What leaves a device that saw this batch, by the code that real devices run."""
         options = PrivacyOptions(epsilon=epsilon)
-        report = Report(0, self.model, 1.0, 1, 1, told(self.model, batch, epsilon), len(batch))
+        report = Report(0, self.model, 1.0, 1, 1, upload_of(self.model, batch, epsilon), len(batch))
         order = TrainOrder(0, self.model, None, LocalTraining(0.1, 1))
         noise = np.random.default_rng(seed).standard_normal
         sent = (
@@ -215,7 +215,7 @@ class Attack:
         return invert_by_matching(self.layer, gradient, labels, self.usual_images[labels])
 
 
-def told(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
+def upload_of(model: Vector, batch: Batch, epsilon: float | None) -> Vector:
     """What a device tells of a batch before noise: clipped where there is to be any."""
     return mean_gradient(
         LEARNER.probe(model).measure(batch), PrivacyOptions().clip if epsilon else None
@@ -234,7 +234,7 @@ def unscaled(upload: Vector, epsilon: float | None, n: int) -> Vector:
 
 def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str, Any]:
     """Both attacks on `trials` devices with n samples each."""
-    likeness, usual, members, others = [], [], [], []
+    recovered, usual, members, others = [], [], [], []
     for trial in range(trials):
         batch, strangers = (
             attack.private.take(slice(at * n, at * n + n)) for at in (2 * trial, 2 * trial + 1)
@@ -242,13 +242,13 @@ def run(attack: Attack, n: int, epsilon: float | None, trials: int) -> dict[str,
         upload = unscaled(attack.upload(batch, epsilon, trial), epsilon, n)
         if trial * n < 200:
             truth = batch.x.astype(np.float64)
-            likeness.append(similarity(attack.inverted(upload, batch.y), truth))
+            recovered.append(similarity(attack.inverted(upload, batch.y), truth))
             usual.append(similarity(attack.usual_images[batch.y], truth))
         clip = np.inf if epsilon is None else PrivacyOptions().clip
         membership = MembershipAttack(upload, batch.y, attack.typical(epsilon), clip)
         members.append(membership.scores(attack.probe.measure(batch), batch.y))
         others.append(membership.scores(attack.probe.measure(strangers), strangers.y))
-    found = np.concatenate(likeness)
+    found = np.concatenate(recovered)
     return {
         "n": n,
         "epsilon": epsilon,

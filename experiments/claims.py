@@ -1,7 +1,7 @@
-"""The paper's claims about data values, measured: which term counts, how stable values are, what may stand in for them.
+"""The paper's claims about data values, measured: terms, stability, and what may replace values.
 
-Values are taken on samples of the whole fleet, with the exact global gradient, along a run of FIFO in the
-setting of Table 2.
+Values are taken on samples of the whole fleet, with the exact global gradient, along a run of FIFO
+in the setting of Table 2.
 """
 
 import argparse
@@ -71,7 +71,8 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
         )
         ratios.append(float(np.abs(values[-1]).mean() / (seen.norms() ** 2).mean()))
         curvatures.append(curvature(learner, model, batch.take(slice(None, None, 5))))
-    # beta / alpha of Theorem 1, with the alpha that holds: L zeta m eta^2 / (2 |B|), beta being zeta eta / |B|.
+    # beta / alpha of Theorem 1, with the alpha that holds:
+    # alpha = L zeta m eta^2 / (2 |B|), beta = zeta eta / |B|.
     return {
         "rounds": list(rounds),
         "term2_over_term1_raw": ratios,
@@ -98,14 +99,14 @@ def measure(task: str, rounds: tuple[int, ...], *, quick: bool) -> dict[str, Any
 
 
 def distance(estimate: Vector, truth: Vector) -> dict[str, float]:
-    """How far an estimate is off, against the length of what it estimates, and the cosine between the two."""
+    """The error of an estimate relative to the length of the truth, and the cosine of the two."""
     lengths = np.linalg.norm(estimate), np.linalg.norm(truth)
     error = np.linalg.norm(estimate - truth) / lengths[1]
     return {"error": float(error), "cosine": float(estimate @ truth / (lengths[0] * lengths[1]))}
 
 
 def curvature(learner: Learner, model: Vector, batch: Batch, steps: int = 12) -> float:
-    """The largest eigenvalue of the loss's Hessian on a batch, by power iteration on differences of gradients."""
+    """The largest eigenvalue of the loss's Hessian on a batch, by power iteration."""
     rng = np.random.default_rng(0)
     way = rng.normal(size=len(model))
     here = learner.probe(model).measure(batch).mean_gradient().astype(np.float64)
@@ -124,17 +125,17 @@ def curvature(learner: Learner, model: Vector, batch: Batch, steps: int = 12) ->
 def look_ahead(
     learner: Learner, pool: Batch, direction: Vector, simulator: Simulator, *, quick: bool
 ) -> dict[str, Any]:
-    """How the one-step value ranks eight samples, against leave-one-out and the exact Shapley value of term 2."""
+    """How the one-step value ranks eight samples: leave-one-out and exact Shapley values."""
     experiment, model = simulator.experiment, simulator.server.model
     local = LocalTraining(experiment.train.learning_rate, 1)
     rng = np.random.default_rng(1)
     found: dict[str, list[float]] = {"leave_one_out": [], "shapley": []}
     for _ in range(2 if quick else 20):
         players = pool.take(np.sort(rng.choice(len(pool), PLAYERS, replace=False)))
-        worth = utilities(learner, model, players, direction, local, experiment.train.epochs)
+        utility = utilities(learner, model, players, direction, local, experiment.train.epochs)
         one_step = learner.probe(model).measure(players).projections(direction)
-        found["leave_one_out"].append(pearson(one_step, leave_one_out(worth)))
-        found["shapley"].append(pearson(one_step, shapley(worth)))
+        found["leave_one_out"].append(pearson(one_step, leave_one_out(utility)))
+        found["shapley"].append(pearson(one_step, shapley(utility)))
     return {
         name: {"mean": float(np.mean(rows)), "worst": min(rows), "draws": len(rows)}
         for name, rows in found.items()
@@ -149,33 +150,36 @@ def utilities(
     local: LocalTraining,
     epochs: int,
 ) -> FloatArray:
-    """Term 2 of Theorem 1 for every subset of the players, summed over the local epochs; subsets as bit masks."""
-    worth = np.zeros(2 ** len(players))
-    for mask in range(1, len(worth)):
+    """Term 2 of Theorem 1 for every subset of players (bit masks), summed over local epochs."""
+    utility = np.zeros(2 ** len(players))
+    for mask in range(1, len(utility)):
         subset = players.take(np.array([i for i in range(len(players)) if mask >> i & 1]))
         here = model
         for _ in range(epochs):
-            worth[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
+            utility[mask] += float(learner.probe(here).measure(subset).projections(direction).sum())
             here = learner.train(here, TrainingJob(subset, np.ones(len(subset)), 0), local)
-    return worth
+    return utility
 
 
-def leave_one_out(worth: FloatArray) -> Scores:
-    everyone = len(worth) - 1
+def leave_one_out(utility: FloatArray) -> Scores:
+    everyone = len(utility) - 1
     return np.array(
-        [worth[everyone] - worth[everyone & ~(1 << i)] for i in range(int(math.log2(len(worth))))]
+        [
+            utility[everyone] - utility[everyone & ~(1 << i)]
+            for i in range(int(math.log2(len(utility))))
+        ]
     )
 
 
-def shapley(worth: FloatArray) -> Scores:
+def shapley(utility: FloatArray) -> Scores:
     """The exact Shapley value of every player."""
-    n = int(math.log2(len(worth)))
+    n = int(math.log2(len(utility)))
     values = np.zeros(n)
     for i, size in itertools.product(range(n), range(n)):
         share = math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
         for others in itertools.combinations([j for j in range(n) if j != i], size):
             mask = sum(1 << j for j in others)
-            values[i] += share * (worth[mask | 1 << i] - worth[mask])
+            values[i] += share * (utility[mask | 1 << i] - utility[mask])
     return values
 
 

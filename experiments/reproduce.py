@@ -1,23 +1,24 @@
-"""Runs experiments, sums each up in experiments/results/, and writes RESULTS.md, RESULTS.html and the tables of README and docs.
+"""Runs experiments, sums them up in experiments/results/, and writes RESULTS and all tables.
 
-    python experiments/reproduce.py gist            the gist against FIFO and unlimited storage: results/gist/
-    python experiments/reproduce.py arena           all methods on all tasks, each at its own rate: results/arena.json
-    python experiments/reproduce.py choice          the stores that the default was chosen from
-    python experiments/reproduce.py helps           wrong labels, drift, dropouts and the like, one at a time
-    python experiments/reproduce.py bytes           accuracy against bytes at rest
-    python experiments/reproduce.py paper           the paper's tasks at their full scale
-    python experiments/reproduce.py a               the paper: Table 2, ablations, claims, theory, Table 3
-    python experiments/reproduce.py rest            the paper: motivation, the authors' settings
-    python experiments/reproduce.py report          runs nothing: writes RESULTS and the tables of README and docs anew
-    python experiments/reproduce.py --quick         everything, tiny, into runs/quick
+    python experiments/reproduce.py gist      the gist against FIFO and unlimited storage
+    python experiments/reproduce.py arena     all methods on all tasks, each at its own rate
+    python experiments/reproduce.py choice    the stores that the default was chosen from
+    python experiments/reproduce.py helps     wrong labels, drift, dropouts, one at a time
+    python experiments/reproduce.py bytes     accuracy against bytes at rest
+    python experiments/reproduce.py paper     the paper's tasks at their full scale
+    python experiments/reproduce.py a         the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py rest      the paper: motivation, the authors' settings
+    python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
+    python experiments/reproduce.py --quick   everything, tiny, into runs/quick
 
-The first six are suites (suites/*.toml): their runs are kept in results/curves by the hash of their settings,
-so that none is made twice, whichever suite asks, and a call goes on where an earlier one stopped. `--minutes`
-bounds a call, `--estimate` says what is lacking, `--tasks` and `--methods` choose, `--again` forgets a method's runs.
+The first six are suites (suites/*.toml). Their runs are kept in results/curves by the hash of their
+settings, so that none is made twice, whichever suite asks, and a call continues where an earlier
+one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
+`--methods` choose, `--again` drops a method's runs.
 
-The paper's tiers run again at the scale of the committed results what has been run before; `--full` takes the files as
-they are, which is days of work, and `--set` changes them otherwise. With `--add`, of what the results hold only runs
-whose settings have changed since are made again.
+The paper's tiers run again, at the scale of the committed results, what has been run before.
+`--full` takes the files as they are, which is days of work, and `--set` changes them otherwise.
+With `--add`, of what the results hold only runs whose settings have changed since are made again.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_
 from lab.document import write_results
 from lab.findings import write_tables
 from lab.readme import write_pages
-from lab.suite import estimated, read_programme, run_programme
+from lab.suite import estimated, read_suite, run_suite
 
 from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import DataError
@@ -48,10 +49,10 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-PROGRAMMES = ("gist", "arena", "choice", "helps", "bytes", "paper")
-"""Products of tasks and methods in one file each, `suites/NAME.toml`; their runs are kept in results/curves."""
+SUITES = ("gist", "arena", "choice", "helps", "bytes", "paper")
+"""Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
-"""What is measured by a program of its own, in tier A."""
+"""What is measured by a separate program, in tier A."""
 SHORTENED = ("motivation/", "authors/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
@@ -65,7 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "tier", nargs="?", choices=[*TIERS, *PROGRAMMES, "report"], help="which experiments"
+        "tier", nargs="?", choices=[*TIERS, *SUITES, "report"], help="which experiments"
     )
     parser.add_argument("--quick", action="store_true", help="all tiers, tiny")
     parser.add_argument(
@@ -102,8 +103,8 @@ def main() -> None:
     chosen = [options.tier] if options.tier else [*TIERS]
     for path in files([tier for tier in chosen if tier in TIERS], options.only):
         run_one(path, options)
-    for name in [name for name in chosen if name in PROGRAMMES]:
-        run_one_programme(name, options)
+    for name in [name for name in chosen if name in SUITES]:
+        run_one_suite(name, options)
     if options.estimate:
         return
     results = HERE / "results"
@@ -184,9 +185,9 @@ def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> Exper
     )
 
 
-def run_one_programme(name: str, options: argparse.Namespace) -> None:
+def run_one_suite(name: str, options: argparse.Namespace) -> None:
     """A suite, as far as the time goes."""
-    suite = read_programme(HERE / "suites" / f"{name}.toml").only(options.tasks, options.methods)
+    suite = read_suite(HERE / "suites" / f"{name}.toml").only(options.tasks, options.methods)
     curves = Curves(HERE / "results" / "curves")
     if options.again:
         curves.keep(lambda curve: curve.method not in options.again)
@@ -194,7 +195,7 @@ def run_one_programme(name: str, options: argparse.Namespace) -> None:
         for line in estimated(suite, curves):
             print(line, flush=True)
         return
-    run_programme(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    run_suite(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
 
 
 def about(path: Path) -> str:
@@ -203,7 +204,7 @@ def about(path: Path) -> str:
 
 
 def run_quickly(out: Path, only: str) -> None:
-    """Every experiment with two rounds of one seed and the first value of each sweep: shows that all of them run."""
+    """Every experiment with two rounds, one seed and the first value of each sweep."""
     results = out / "results"
     absent: set[str] = set()
     for path in files([*TIERS], only):
@@ -231,16 +232,14 @@ def run_quickly(out: Path, only: str) -> None:
     if not only:
         run_scripts(results, quick=True)
     curves = Curves(results / "curves")
-    for name in [name for name in PROGRAMMES if only in name]:
-        suite = read_programme(HERE / "suites" / f"{name}.toml").tiny(
-            TINY, everywhere=name == "arena"
-        )
-        run_programme(suite, curves, out / "curves", jobs=1, minutes=None)
+    for name in [name for name in SUITES if only in name]:
+        suite = read_suite(HERE / "suites" / f"{name}.toml").tiny(TINY, everywhere=name == "arena")
+        run_suite(suite, curves, out / "curves", jobs=1, minutes=None)
     write_results(HERE, results, out)
 
 
 def run_scripts(results: Path, *, quick: bool) -> None:
-    """The programs that are no experiment file; each in a process of its own."""
+    """The programs that are no experiment file; each in a separate process."""
     for script in SCRIPTS:
         print(script, flush=True)
         call = [

@@ -1,4 +1,4 @@
-"""Table 3: memory and time that valuing a sample takes, every method in fresh processes of its own."""
+"""Table 3: memory and time that valuing a sample takes, every method in fresh processes."""
 
 import argparse
 import json
@@ -33,16 +33,19 @@ METHODS: dict[str, Table] = {
 }
 _WARM_UP = 20
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-HOW = "One thread of this machine's processor; medians over fresh processes; the model itself is not counted as memory."
+HOW = (
+    "One thread of this machine's processor; medians over fresh processes; "
+    "the model itself is not counted as memory."
+)
 
 
 def measure_here(task: str, method: str, file: Path) -> dict[str, float]:
-    """The cost of one method, from a file with a few samples; for a child that has done nothing else.
+    """The cost of one method, from a file with a few samples, in a fresh child process.
 
-    So no data set weighs on its memory. `one_ms` are milliseconds a sample, valued one at a time (the median),
-    `batched_ms` valued all at once; `extra_mb` is the process's peak while it values one at a time, above what it held
-    with model and store in place. A loss needs no gradient, so `high-loss` is measured without one; arrival numbers and
-    dice need no model at all.
+    So no data set weighs on its memory. `one_ms` are milliseconds a sample, valued one at a time
+    (the median), `batched_ms` valued all at once. `extra_mb` is the process's peak while it values
+    one at a time, above what it held with model and store in place. A loss needs no gradient, so
+    `high-loss` is measured without one; arrival numbers and random draws need no model at all.
     """
     with np.load(file, allow_pickle=False) as arrays:
         x, y, labels, model = arrays["x"], arrays["y"], int(arrays["labels"]), str(arrays["model"])
@@ -142,11 +145,11 @@ def main() -> None:
             )
             for method in METHODS:
                 call = [sys.executable, __file__, "--child", task, method, str(file)]
-                told = [
+                printed = [
                     subprocess.run(call, check=True, capture_output=True).stdout
                     for _ in range(processes)
                 ]
-                runs: list[dict[str, float]] = list(map(json.loads, told))
+                runs: list[dict[str, float]] = list(map(json.loads, printed))
                 medians = {
                     key: round(statistics.median(run[key] for run in runs), 4) for key in runs[0]
                 }

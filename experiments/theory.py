@@ -1,7 +1,7 @@
 """Theorems 1 and 2 and Lemma 1 in numbers, on the synthetic task with softmax regression.
 
-For softmax regression half the largest eigenvalue of the inputs' second moment bounds the Hessian everywhere, so L
-is known and every inequality can be checked as it stands.
+For softmax regression half the largest eigenvalue of the inputs' second moment bounds the Hessian
+everywhere, so L is known and every inequality can be checked as it stands.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def local_steps(here: Scene, model: Vector, batch: Batch, rate: float, epochs: i
 def check_loss_reduction(
     here: Scene, data: Federation, model: Vector, draws: int
 ) -> dict[str, Any]:
-    """How often each printed constant's bound exceeds the true reduction of the loss: a bound never may."""
+    """How often each printed constant's bound exceeds the true reduction of the loss."""
     rng = np.random.default_rng(1)
     broken = {"paper": 0, "appendix": 0, "corrected": 0}
     excess: dict[str, float] = dict.fromkeys(broken, 0.0)
@@ -105,7 +105,7 @@ def check_loss_reduction(
 
 
 def constants(smoothness: float, rate: float, epochs: int, share: float) -> dict[str, float]:
-    """alpha_c as the paper and its appendix print it, and with the factor that the proof's last step drops."""
+    """alpha_c as printed in the paper and its appendix, and with the factor the proof drops."""
     return {
         "paper": smoothness / (2 * share) * (rate / CAPACITY) ** 2,
         "appendix": smoothness * share * rate**2 / (2 * CAPACITY**2),
@@ -169,7 +169,7 @@ def check_divergence(here: Scene, data: Federation, model: Vector, draws: int) -
 
 
 def distances(table: Table, seeds: tuple[int, ...], every: int) -> dict[str, Any]:
-    """How far each method's model is from the centrally trained one after as many steps, and both accuracies."""
+    """Each method's distance from the centrally trained model after as many steps; accuracies."""
     found: dict[str, Any] = {}
     reference: list[list[FloatArray]] = []
     for method in ("central", *METHODS):

@@ -1,4 +1,4 @@
-"""What all tests share: measured figures are shown, and no example of hypothesis is judged by the clock."""
+"""What all tests share: measured figures are shown, and hypothesis has no time limits."""
 
 import pytest
 from hypothesis import settings

@@ -1,6 +1,7 @@
-"""What a device's releases tell an outsider who sees aggregates only and cannot tell who took part: less by sampling.
+"""What a device's releases reveal to an outsider who sees only aggregates: less by sampling.
 
-The server draws the participants, so against the server nothing is amplified, and no ledger counts on this.
+The server draws the participants, so nothing is amplified against the server, and no ledger counts
+on this.
 """
 
 import dp_accounting as accounting
@@ -16,9 +17,10 @@ def amplified_epsilon(
     population: int,
     poisson: bool,
 ) -> float:
-    """The device-level epsilon over `rounds` rounds, with so many participants of the population in each.
+    """The device-level epsilon over `rounds` rounds, with so many participants a round.
 
-    `poisson`: each device flips its own coin (add or remove a device); otherwise a fixed number is drawn (replace one).
+    `poisson`: each device takes part at random by itself (add or remove a device). Otherwise a
+    fixed number of devices is drawn (replace one).
     """
     release = accounting.GaussianDpEvent(multiplier)
     if poisson:

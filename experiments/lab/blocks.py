@@ -1,6 +1,6 @@
-"""A document as a list of blocks of Markdown and pictures, written with the pictures beside it or as one HTML page.
+"""A document as a list of Markdown blocks and pictures, written as Markdown or as one HTML page.
 
-Charts are SVG text, without a drawing library, legible on light and on dark.
+Charts are SVG text, without a drawing library; their text takes the colour of its surroundings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,8 @@ import markdown as renderer
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem}"
     "body{color:#222;background:#fff}"
-    "table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}"
+    "table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums;"
+    "display:block;overflow-x:auto}"
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:left;vertical-align:top}"
     "code{font-size:.9em}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
@@ -22,8 +23,17 @@ _WIDTH, _LEAST_HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
 _LEGEND_LINE = 17
 _COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#7b5c3e", "#888888", "#cc6600", "#3a3a9c",
-)  # fmt: skip
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#7b5c3e",
+    "#888888",
+    "#cc6600",
+    "#3a3a9c",
+)
 
 
 class Picture(NamedTuple):
@@ -37,14 +47,14 @@ Block: TypeAlias = str | Picture
 
 
 def sheet(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: bool = True) -> str:
-    """A table; the first column holds names, the others numbers, which stand to the right, unless told otherwise."""
+    """A table: the first column holds names, the others right-aligned numbers if `numbers`."""
     rule = ["---"] + ["---:" if numbers else "---"] * (len(columns) - 1)
     lines = ([cell.replace("|", "\\|") for cell in line] for line in (columns, rule, *rows))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def markdown(blocks: Iterable[Block], pictures: str) -> str:
-    """The document as Markdown; `pictures` is the folder of the pictures, as seen from the document."""
+    """The document as Markdown; `pictures` is the pictures' folder relative to the document."""
     words = (b if isinstance(b, str) else f"![{b.says}]({pictures}/{b.name}.svg)" for b in blocks)
     return "\n\n".join(words) + "\n"
 
@@ -61,7 +71,7 @@ def html(blocks: Iterable[Block], title: str) -> str:
 def line_chart(
     title: str, series: Mapping[str, Sequence[tuple[float, float]]], x_name: str, y_name: str
 ) -> str:
-    """One line per series, with a legend that it is high enough for; the first series is drawn last, on top."""
+    """One line per series, with a legend; the first series is drawn last, on top."""
     high = max(_LEAST_HEIGHT, _TOP + _LEGEND_LINE * (len(series) + 1))
     points = [point for line in series.values() for point in line]
     x_low, x_high = _range([x for x, _ in points])
@@ -74,9 +84,8 @@ def line_chart(
     parts = [_opened(title, high, _LEFT)]
     for y in _ticks(y_low, y_high):
         left, height = place(x_low, y)
-        parts.append(
-            f'<path d="M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}" stroke="currentColor" opacity="0.15"/>'
-        )
+        level = f"M{left:.0f} {height:.1f}H{_WIDTH - _RIGHT}"
+        parts.append(f'<path d="{level}" stroke="currentColor" opacity="0.15"/>')
         parts.append(
             f'<text x="{left - 6:.0f}" y="{height + 4:.1f}" text-anchor="end">{y:g}</text>'
         )
@@ -98,8 +107,9 @@ def line_chart(
 
 def _opened(title: str, high: int, left: int) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}" role="img"'
-        f' font-family="system-ui, sans-serif" font-size="11" fill="currentColor"><title>{escape(title)}</title>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}"'
+        ' role="img" font-family="system-ui, sans-serif" font-size="11" fill="currentColor">'
+        f"<title>{escape(title)}</title>"
         f"<style>{_INK}</style>"
         f'<text x="{left}" y="18" font-size="13" font-weight="600">{escape(title)}</text>'
     )
@@ -135,7 +145,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
-    """One horizontal bar per name, with its number beside it; zero is marked, and bars below it go to the left."""
+    """One horizontal bar per name, with its number; zero is marked, negative bars go left."""
     row, left, right = 22, 190, _WIDTH - 70
     high = _TOP + row * len(bars) + 14
     low, top = min(0.0, *bars.values()), max(1e-9, *bars.values())
@@ -148,11 +158,9 @@ def bar_chart(title: str, bars: Mapping[str, float], unit: str) -> str:
         y, start, end = _TOP + row * number, across(min(0.0, value)), across(max(0.0, value))
         colour = _COLOURS[2] if value > 0 else _COLOURS[1]
         parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
-        parts.append(
-            f'<rect x="{start:.1f}" y="{y + 2}" width="{end - start:.1f}" height="15" fill="{colour}"/>'
-        )
+        size = f'width="{end - start:.1f}" height="15"'
+        parts.append(f'<rect x="{start:.1f}" y="{y + 2}" {size} fill="{colour}"/>')
         parts.append(f'<text x="{end + 5:.1f}" y="{y + 13}">{value:.0f}{escape(unit)}</text>')
-    parts.append(
-        f'<path d="M{across(0):.1f} {_TOP}V{high - 12}" stroke="currentColor" opacity="0.4"/></svg>\n'
-    )
+    zero = f"M{across(0):.1f} {_TOP}V{high - 12}"
+    parts.append(f'<path d="{zero}" stroke="currentColor" opacity="0.4"/></svg>\n')
     return "".join(parts)

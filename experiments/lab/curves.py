@@ -1,6 +1,7 @@
-"""Finished runs as curves, a line each in one file a task; those of suites go by the hash of their settings.
+"""Finished runs as curves, a line each in one file a task; suites find them by settings' hash.
 
-What a method asks of a device is counted in forward passes of one sample (a backward pass is two) and bytes at rest.
+What a method asks of a device is counted in forward passes of one sample (a backward pass counts
+as two) and bytes at rest.
 """
 
 import math
@@ -131,12 +132,12 @@ class Curves:
         return next((curves[digest] for curves in self._tasks.values() if digest in curves), None)
 
     def add(self, task: str, curve: Curve) -> None:
-        """Takes a run in and writes its task's file at once: a kill costs the run under way and no other."""
+        """Adds a run and writes its task's file at once, so that a kill loses only one run."""
         with alone_in(self._directory):
             self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
-        """Forgets all other runs: to be made again after a change that no setting tells, or no longer asked for."""
+        """Drops all other runs: no longer wanted, or changed in a way that no setting shows."""
         with alone_in(self._directory):
             for task in self._tasks:
                 before = _read(self._directory / f"{task}.json")
@@ -165,7 +166,7 @@ def _read(path: Path) -> dict[str, Curve]:
 
 
 def forward_passes(experiment: Experiment, curve: Curve) -> float:
-    """Over a whole run: training, measuring what arrives, and measuring what is stored under every new model.
+    """Over a whole run: training, measuring arrivals, and measuring the store under new models.
 
     A gist measures what is stored under the old model, the new one, and one step ahead.
     """

@@ -1,4 +1,4 @@
-"""RESULTS.md and RESULTS.html: every table of the paper with ours, and what has not run."""
+"""RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
 from lab.readme import is_outdated
 from lab.results import Paper, Results, mean_curve, verdicts
-from lab.suite import read_programme
+from lab.suite import read_suite
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {
@@ -29,13 +29,15 @@ _COSTS = {
 }
 """What Table 3 measures: its title, and what the paper's table of it is called."""
 _INTRODUCTION = (
-    "Written by `python experiments/reproduce.py report` from `experiments/results/` and `experiments/paper.toml`; "
-    "nothing here is typed by hand. Accuracy is the mean over seeds of the mean of the last five evaluations, in "
-    "percent, ± half of its 95 % interval (Student's t). 'Over FIFO' is the mean difference seed by seed with its "
-    "interval: both methods saw the same data in the same order, so it tells more than the two intervals apart. "
-    "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, the geometric mean "
-    "over the seeds that got there ('-': none did). In brackets what the paper reports. 'Paper' settings and where "
-    "they come from: docs/deviations.md; what it all means: docs/findings.md."
+    "Written by `python experiments/reproduce.py report` from `experiments/results/` and "
+    "`experiments/paper.toml`; nothing here is typed by hand. Accuracy is the mean over seeds of "
+    "the mean of the last five evaluations, in percent, ± half of its 95 % interval (Student's t). "
+    "'Over FIFO' is the mean difference seed by seed with its interval: both methods saw the same "
+    "data in the same order, so it tells more than the two intervals apart. "
+    "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, "
+    "the geometric mean over the seeds that got there ('-': none did). In brackets what the paper "
+    "reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
+    "docs/findings.md."
 )
 
 
@@ -60,7 +62,7 @@ def write_results(experiments: Path, results: Path, out: Path) -> None:
 def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield f"# {TITLE}"
     arena = Findings(
-        read_programme(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
+        read_suite(experiments / "suites" / "arena.toml"), Curves(results.directory / "curves")
     )
     yield from opening(results.figures, arena)
     yield "## When it helps"
@@ -189,7 +191,8 @@ def _scale(name: str, results: Results) -> str:
     for method in results.methods(name):
         own = sorted({curve.seed for curve in summary.curves if curve.method == method})
         fewer += f"; {method} only with {', '.join(map(str, own))}" if own != seeds else ""
-    return f"seeds {', '.join(map(str, seeds))}{fewer}; {', '.join(map(str, rounds))} rounds{reduced}{short}"
+    played = ", ".join(map(str, rounds))
+    return f"seeds {', '.join(map(str, seeds))}{fewer}; {played} rounds{reduced}{short}"
 
 
 def _programs(results: Results) -> Iterator[Block]:
@@ -228,7 +231,10 @@ def _cost(figures: dict[str, Any], paper: Paper) -> Iterator[Block]:
 
 def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     tasks = figures["tasks"]
-    yield "Correlation (Pearson) between the values of the same samples at two rounds, and the terms' ratio:"
+    yield (
+        "Correlation (Pearson) between the values of the same samples at two rounds, "
+        "and the terms' ratio:"
+    )
     for task, row in tasks.items():
         rounds = [f"round {r}" for r in row["rounds"]]
         lines = [
@@ -238,7 +244,10 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
         for key, name in (("term2_over_term1", "weighted"), ("term2_over_term1_raw", "bare")):
             lines.append((f"term 2 over term 1, {name}", *map("{:.3g}".format, row[key])))
         yield sheet((task, *rounds), lines)
-    yield "One-step values of eight samples, their correlation with what they stand for, over 20 draws:"
+    yield (
+        "One-step values of eight samples, their correlation with what they stand for, "
+        "over 20 draws:"
+    )
     ahead = {
         task: (row["look_ahead"]["leave_one_out"], row["look_ahead"]["shapley"])
         for task, row in tasks.items()
@@ -249,9 +258,10 @@ def _claims(figures: dict[str, Any], _: Paper) -> Iterator[Block]:
     )
     yield sheet(("task", "leave-one-out", "exact Shapley"), rows)
     yield (
-        f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, against that over all of them, "
-        "at the worst of these rounds: its error against the gradient's length, the cosine between the two, and the "
-        "correlation of the values that they give:"
+        f"The gradient over {figures['subset']} fixed samples, which ODE-Exact takes, "
+        "against that over all of them, at the worst of these rounds: its error against "
+        "the gradient's length, the cosine between the two, and the correlation of the "
+        "values that they give:"
     )
     subsets = []
     for task, found in ((task, row["exact_on_a_subset"]) for task, row in tasks.items()):

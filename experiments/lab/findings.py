@@ -1,4 +1,4 @@
-"""What the runs of a suite say: means with their intervals, differences seed by seed, and the tables of them."""
+"""What the runs of a suite show: means with intervals, paired differences, and their tables."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from fedkeep.config.experiment import Experiment
 from fedkeep.records.measures import interval
 from fedkeep.tables import Table
 from lab.curves import Curve, Curves, forward_passes, mean_of
-from lab.suite import Contest, Suite, read_programme
+from lab.suite import Contest, Suite, read_suite
 
 FIFO, BALANCED, UNLIMITED = "fifo", "class-balanced-fifo", "full-data"
 GISTS = ("gist-local", "gist-shared")
@@ -20,21 +20,21 @@ LEVEL, SLIGHT = 1.0, 0.5
 
 
 class Interval(NamedTuple):
-    """A mean over seeds and half of its 95 % interval, None of a single seed; in JSON a list of the two."""
+    """A mean over seeds and half of its 95 % interval (None of one seed); in JSON a pair."""
 
     mean: float
     half_width: float | None
 
     @property
     def ahead(self) -> bool | None:
-        """Of a difference, whether it is above 0; None where the interval holds 0, so that more seeds have to tell."""
+        """Whether a difference is above 0; None where the interval holds 0 (undecided)."""
         return (
             None if self.half_width is None or abs(self.mean) <= self.half_width else self.mean > 0
         )
 
     @property
     def keeps_up(self) -> bool | None:
-        """Of a difference, whether less than a point is sure to be lost; None where more seeds have to tell."""
+        """Whether a difference surely loses less than a point; None where that is undecided."""
         if self.half_width is not None and self.mean - self.half_width > -LEVEL:
             return True
         return False if self.ahead is False else None
@@ -51,7 +51,7 @@ class Findings:
     curves: Curves
 
     def tasks(self) -> list[str]:
-        """Those that a stage names, in the order of the file: those in the order of time come first there."""
+        """Those that a stage names, in the order of the file, which has ordered streams first."""
         named = {task for stage in self.suite.stages for task in stage.tasks}
         return [task for task in self.suite.tasks if task in named]
 
@@ -63,7 +63,7 @@ class Findings:
         )
 
     def runs(self, row: Contest, rate: float | None = 1.0) -> dict[int, Curve]:
-        """By seed, at this many times the task's learning rate; none of what the suite does not have."""
+        """By seed, at this many times the task's rate; empty if the suite lacks the row."""
         if rate is None or row.task not in self.suite.tasks or row.method not in self.suite.methods:
             return {}
         seeds = sorted({seed for stage in self.suite.stages for seed in stage.seeds})
@@ -85,7 +85,7 @@ class Findings:
 
 
 def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None) -> Interval | None:
-    """The final accuracy, or how far it is ahead of the others' over the seeds that both have; None of nothing."""
+    """The mean final accuracy, or the lead over `others` on common seeds; None without runs."""
     if others is None:
         known = [curve.final for curve in runs.values()]
     else:
@@ -111,7 +111,7 @@ def in_words(value: Sequence[float | None] | None, sign: str = "") -> str:
 
 
 def share_closed(fifo: float | None, method: float | None, unlimited: float | None) -> float | None:
-    """How much of the distance from FIFO to unlimited storage a method covers; None where there is none to cover."""
+    """The share of the distance from FIFO to unlimited storage covered; None without distance."""
     if fifo is None or method is None or unlimited is None or unlimited <= fifo:
         return None
     return round((method - fifo) / (unlimited - fifo), 3)
@@ -127,7 +127,7 @@ def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
         "choice": settings_table,
     }
     files = {name: experiments / "suites" / f"{name}.toml" for name in (*tables, "gist")}
-    found = {name: Findings(read_programme(file), curves) for name, file in files.items()}
+    found = {name: Findings(read_suite(file), curves) for name, file in files.items()}
     for name, make in tables.items():
         write_table(out / f"{name}.json", make(found[name]))
     for task in found["gist"].tasks():
@@ -152,7 +152,7 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def arena(found: Findings) -> Table:
-    """By task and method: accuracy at the task's rate and at the method's own, and the lead over FIFO at own rates."""
+    """By task and method: accuracy at the task's rate and at its own, and the lead over FIFO."""
     table: Table = {}
     for row in (Contest(task, method) for task in found.tasks() for method in found.methods(task)):
         times = found.suite.own_rate(row, found.curves)
@@ -182,7 +182,7 @@ def arena(found: Findings) -> Table:
 
 
 def gist_rows(found: Findings, task: str) -> Table:
-    """Every method of a task at every rate: the finals of all seeds, and the lead over FIFO at the same rate."""
+    """Every method of a task at every rate: finals of all seeds, and the lead over FIFO."""
     table: Table = {}
     for method in found.methods(task):
         for rate in found.suite.rates:
@@ -202,7 +202,7 @@ def _beside(runs: Mapping[int, Curve], fifo: Mapping[int, Curve]) -> Table:
 
 
 def gist_summary(found: Findings) -> Table:
-    """By task, at its rate and in percent; `gap_closed` is the better gist's share of what FIFO lacks."""
+    """By task, at its rate and in percent; `gap_closed` is the better gist's share of the gap."""
     table: Table = {}
     for task in found.tasks():
         runs = {
@@ -236,9 +236,10 @@ def settings_table(found: Findings) -> Table:
 
 
 def bytes_table(found: Findings) -> Table:
-    """By task and method: [bytes at rest, slots, accuracy, half of its interval], smallest first; and the worth.
+    """By task and method: [bytes at rest, slots, accuracy, half interval], smallest first.
 
-    That is, by slots under a gist, the smallest FIFO store that is as accurate; None where no size that was tried is.
+    Also the equivalent FIFO size: by slots under a gist, the smallest FIFO store that is as
+    accurate; None where no size that was tried is.
     """
     table: Table = {}
     for row, runs in found.ran():
@@ -246,11 +247,11 @@ def bytes_table(found: Findings) -> Table:
         point = [at_rest, found.experiment(row).storage.capacity, *(rounded(runs) or ())]
         table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
     for methods in table.values():
-        worth: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
+        equivalent: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
         for method, slots, accuracy in (
-            (m, point[1], point[2]) for m in worth for point in methods[m]
+            (m, point[1], point[2]) for m in equivalent for point in methods[m]
         ):
             enough = (point[1] for point in methods.get(FIFO, []) if point[2] >= accuracy)
-            worth[method][str(slots)] = min(enough, default=None)
-        methods["worth"] = worth
+            equivalent[method][str(slots)] = min(enough, default=None)
+        methods["worth"] = equivalent
     return table

@@ -1,4 +1,4 @@
-"""What RESULTS opens with: the verdict in ten lines, each following paired intervals, and three figures."""
+"""The opening of RESULTS: the verdict in ten lines by paired intervals, and three figures."""
 
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -35,7 +35,7 @@ _COMPARED = (
     *_CORRECTIONS,
     UNLIMITED,
 )
-_RIVALS = (FIFO, BALANCED)
+_BASELINES = (FIFO, BALANCED)
 
 
 def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
@@ -64,11 +64,15 @@ def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
     rounds = sorted({row["rounds"] for methods in arena.values() for row in methods.values()})
     seeds = max(row["seeds"] for methods in arena.values() for row in methods.values())
     span = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
-    yield f"{len(arena)} tasks, up to {seeds} seeds a row, {span} rounds; every difference below is taken seed by seed."
+    yield (
+        f"{len(arena)} tasks, up to {seeds} seeds a row, {span} rounds; "
+        "every difference below is taken seed by seed."
+    )
     for method in GISTS:
         yield f"`{method}` against FIFO, {_both_rates(arena, method)}."
-    yield f"Of the way to unlimited storage the better gist goes, shuffled: {_shares(arena, ordered=False)}."
-    yield f"The same in time order and with labels in runs: {_shares(arena, ordered=True)}."
+    shuffled = _shares(arena, ordered=False)
+    yield f"Of the way to unlimited storage the better gist goes, shuffled: {shuffled}."
+    yield f"The same in time order and with label runs: {_shares(arena, ordered=True)}."
     yield f"Class-balanced FIFO against FIFO, {_both_rates(arena, BALANCED)}."
     yield f"ODE as the paper has it against FIFO, {_both_rates(arena, 'ode-est')}."
     loss_based = "; ".join(f"{method} {_both_rates(arena, method)}" for method in _LOSS_BASED)
@@ -102,7 +106,8 @@ def _leads(arena: Table, method: str, key: str) -> str:
             where = " and ".join(f"{task} ({lead:+.1f})" for task, lead in leads.items()) or "none"
         elif word != "undecided":
             low, high = sorted((min(leads.values()), max(leads.values())), key=abs)
-            where += f" of {len(found)} tasks ({low:+.1f} to {high:+.1f}, median {median(leads.values()):+.1f})"
+            middle = median(leads.values())
+            where += f" of {len(found)} tasks ({low:+.1f} to {high:+.1f}, median {middle:+.1f})"
         words.append(f"{word} on {where}")
     return ", ".join(words)
 
@@ -123,7 +128,10 @@ def _all_leads(arena: Table) -> Iterator[Block]:
                     f"({words})" if lead is not None and Interval(*lead).ahead is None else words
                 )
         yield f"### Every task, at {rate} rate"
-        yield "FIFO's accuracy, and how far the others are from it; in brackets where the interval holds 0."
+        yield (
+            "FIFO's accuracy, and how far the others are from it; "
+            "in brackets where the interval holds 0."
+        )
         yield sheet(("task", "FIFO", *methods), rows)
 
 
@@ -131,10 +139,10 @@ def _shares(arena: Table, *, ordered: bool) -> str:
     named = {
         task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered
     }
-    said = ", ".join(
+    listed = ", ".join(
         f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None
     )
-    return said or "not run yet"
+    return listed or "not run yet"
 
 
 def _closed(row: Table) -> float | None:
@@ -151,7 +159,7 @@ def _closed(row: Table) -> float | None:
 
 
 def _better_buys(table: Table) -> str:
-    """Tasks with a FIFO store that takes no more bytes than a gist's and is more accurate, and by how much."""
+    """Tasks where a FIFO store of no more bytes than a gist's is more accurate, and by how much."""
     found = {}
     for task, methods in table.items():
         stores = [point for m, points in methods.items() if m.startswith(FIFO) for point in points]
@@ -164,19 +172,22 @@ def _better_buys(table: Table) -> str:
                     default=None,
                 )
                 if best is not None and best[2] > accuracy:
-                    words = f"FIFO with {best[1]} slots {best[2]:.1f}, {method} with {slots} {accuracy:.1f}"
+                    words = (
+                        f"FIFO with {best[1]} slots {best[2]:.1f}, "
+                        f"{method} with {slots} {accuracy:.1f}"
+                    )
                     buys.append((best[2] - accuracy, words))
         if buys:
             found[task] = f"{task} ({max(buys)[1]})"
-    said, rest = (
+    listed, rest = (
         ", ".join(found.values()) or "none of what ran",
         ", ".join(task for task in table if task not in found),
     )
-    return f"{said}; on none of {rest}" if found and rest else said if table else "not run yet"
+    return f"{listed}; on none of {rest}" if found and rest else listed if table else "not run yet"
 
 
 def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Picture]:
-    """Accuracy by round, the gap closed by task, and accuracy by bytes and by compute, a cross a method."""
+    """Accuracy by round, gap closed by task, and accuracy by bytes and by compute."""
     runs = {
         method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)
     }
@@ -265,7 +276,9 @@ def sweeps(helps: Table) -> Iterator[Block]:
                 lead = f" ({in_words(known['over_fifo'], sign='+')})" if known else ""
                 cells[method].append(in_words(known and known["accuracy"]) + lead)
             yield f"### {task}, {key}"
-            yield sheet(("method", *values), ((method, *said) for method, said in cells.items()))
+            yield sheet(
+                ("method", *values), ((method, *listed) for method, listed in cells.items())
+            )
             if all(value.replace(".", "", 1).isdigit() for value in values):
                 series = {
                     m: [(float(v), r[m]["accuracy"][0]) for v, r in values.items() if m in r]
@@ -278,17 +291,18 @@ def sweeps(helps: Table) -> Iterator[Block]:
 def candidates(
     means: Mapping[str, Mapping[str, float]], form: str
 ) -> list[tuple[str, dict[str, float], list[str]]]:
-    """Those of a form ("gist-local", "gist-shared") that ran on every task, the first of them to be chosen.
+    """The methods of a form ("gist-local", "gist-shared") that ran on every task, best first.
 
-    That is the rule of experiments/README.md: who falls more than half a point behind the better of FIFO and
-    class-balanced FIFO on fewer tasks goes first, among those the greatest mean lead. `means` are final accuracies in
-    percent, by task and method; told are the method, its leads by task, and where it falls behind.
+    By the rule of experiments/README.md: fewest tasks more than half a point behind the better of
+    FIFO and class-balanced FIFO, then the greatest mean lead. `means` are final accuracies in
+    percent, by task and method. Returned are the method, its leads by task, and the tasks where it
+    falls behind.
     """
     found = []
     for method in dict.fromkeys(m for row in means.values() for m in row if m.startswith(form)):
         if all(method in row for row in means.values()):
             leads = {
-                task: row[method] - max(row[rival] for rival in _RIVALS)
+                task: row[method] - max(row[baseline] for baseline in _BASELINES)
                 for task, row in means.items()
             }
             found.append((method, leads, [task for task, lead in leads.items() if lead < -SLIGHT]))
@@ -296,16 +310,20 @@ def candidates(
 
 
 def choosing(table: Table) -> Iterator[Block]:
-    """The candidates as tables, and the first of each form in words; `table` is results/choice.json."""
+    """The candidates as tables, and the first of each form; `table` is results/choice.json."""
     means = {
         t: {m: e["accuracy"][0] for m, e in rows["as it is"].items()} for t, rows in table.items()
     }
-    complete = {task: row for task, row in means.items() if all(rival in row for rival in _RIVALS)}
+    complete = {
+        task: row for task, row in means.items() if all(baseline in row for baseline in _BASELINES)
+    }
     for form in GISTS:
         if ranked := candidates(complete, form):
+            stores = form.removeprefix("gist-")
             yield (
-                "Points ahead of the better of FIFO and class-balanced FIFO, on seeds of the choice's own. By the rule "
-                f"the choice among the stores under a {form.removeprefix('gist-')} gist falls on `{ranked[0][0]}`."
+                "Points ahead of the better of FIFO and class-balanced FIFO, "
+                "on seeds of the choice's own. By the rule the choice among the stores "
+                f"under a {stores} gist falls on `{ranked[0][0]}`."
             )
             rows = []
             for method, leads, behind in ranked:

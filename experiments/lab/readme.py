@@ -225,8 +225,8 @@ def conditions_table(experiments: Path, results: Path) -> str:
 def bytes_table(experiments: Path, results: Path) -> str:
     """A gist beside the best FIFO store of no more bytes, m and window counted.
 
-    The runs counted the samples and m; the window is 8 bytes a parameter more, and P is known from what a gist in
-    float32 takes beyond the samples.
+    The runs counted the samples and m; the window is 8 bytes a parameter more, and P is known
+    from what a gist in float32 takes beyond the samples.
     """
     del experiments
     rows = []

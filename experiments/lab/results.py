@@ -1,6 +1,6 @@
-"""The committed results, and the paper's claims, each with our verdict and the numbers that it rests on.
+"""The committed results, and the paper's claims with our verdicts and their numbers.
 
-Results are summaries of experiments and figures of programs, with what the paper reports beside them.
+Results are summaries of experiments and figures of programs, each with what the paper reports.
 """
 
 import json
@@ -29,7 +29,7 @@ class Paper:
         self.claims: dict[str, Any] = self.tables["claims"]
 
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
-        """The paper's number in a table's row and column; None where it has none. A table may have a single row."""
+        """The paper's number in a table's row and column; None if absent."""
         found = self.tables.get(table, {})
         values = found.get(quantity, {})
         values = values.get(row) if isinstance(values, dict) else values
@@ -40,12 +40,12 @@ class Paper:
 
 def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
     """What a program measured, with the command and the versions that it was measured by."""
-    said = {
+    header = {
         "command": shlex.join(["python", f"experiments/{script}.py", *sys.argv[1:]]),
         "versions": versions(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{script}.json").write_text(json.dumps(said | figures, indent=1) + "\n")
+    (out / f"{script}.json").write_text(json.dumps(header | figures, indent=1) + "\n")
 
 
 class Results:
@@ -70,7 +70,7 @@ class Results:
         return list(dict.fromkeys(curve.setting for curve in self.summaries[experiment].curves))
 
     def runs(self, experiment: str, method: str, setting: str | None = None) -> dict[int, Curve]:
-        """A method's runs by seed, in the first setting unless one is named; none of what did not run."""
+        """A method's runs by seed, in the first setting unless one is named; empty if not run."""
         if experiment not in self.summaries:
             return {}
         chosen = self.settings(experiment)[:1] if setting is None else [setting]
@@ -88,11 +88,11 @@ class Results:
         return ratio(own, "fifo", fifo)
 
     def margin(self, experiment: str, one: str, other: str) -> Interval | None:
-        """How far `one` is ahead of `other`, over the seeds that ran with both; None where none did."""
+        """How far `one` is ahead of `other` over the seeds that ran with both; None if none did."""
         return finals(self.runs(experiment, one), self.runs(experiment, other))
 
     def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
-        """The tasks of the folder where both ran: how much sooner than FIFO the one is, how far ahead of the other."""
+        """The tasks of the folder where both ran: the speedup of `one` over FIFO, and its lead."""
         for name in self.summaries:
             if (
                 name.startswith(f"{folder}/")
@@ -128,13 +128,13 @@ def verdicts(results: Results) -> dict[str, tuple[str, str]]:
     judged = {}
     for claimed, check in CLAIMS.items():
         found = list(check(results))
-        told = [holds for holds, _ in found if holds is not None]
+        decided = [holds for holds, _ in found if holds is not None]
         word = "partly"
         if not found:
             word = "not run yet"
-        elif not told:
+        elif not decided:
             word = "undecided"
-        elif not any(told):
+        elif not any(decided):
             word = "not reproduced"
         elif all(holds for holds, _ in found):
             word = "reproduced"
@@ -280,8 +280,8 @@ def last_layer_tracks(results: Results) -> Iterator[Finding]:
 def look_ahead_suffices(results: Results) -> Iterator[Finding]:
     for task, row in results.measured.items():
         shapley, left = (row["look_ahead"][name]["mean"] for name in ("shapley", "leave_one_out"))
-        said = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
-        yield (min(shapley, left) >= 0.9, said)
+        words = f"{task}: correlation {shapley:.3f} with Shapley, {left:.3f} with leave-one-out"
+        yield (min(shapley, left) >= 0.9, words)
 
 
 @claim("Greedy coordination is near the optimum")
@@ -301,10 +301,8 @@ def theorem_one(results: Results) -> Iterator[Finding]:
     constants["corrected"] = "L zeta m eta²/(2|B|)"
     if part := results.figures.get("theory", {}).get("theorem1"):
         for name, broken in part["broken"].items():
-            yield (
-                broken == 0,
-                f"with the constant {constants[name]} broken in {broken} of {part['checks']} checks",
-            )
+            words = f"broken in {broken} of {part['checks']} checks"
+            yield broken == 0, f"with the constant {constants[name]} {words}"
 
 
 @claim("Theorem 2 and Lemma 1 bound the divergence")
@@ -312,8 +310,8 @@ def divergence_bounds(results: Results) -> Iterator[Finding]:
     if part := results.figures.get("theory", {}).get("divergence"):
         for name, title in (("theorem2", "Theorem 2"), ("lemma1", "Lemma 1")):
             ratio, broken = part[f"{name}_bound_over_truth_median"], part["broken"][name]
-            words = f"{title} broken in {broken} of {part['checks']} checks, the bound {ratio:.1f} times the truth"
-            yield (broken == 0, words)
+            words = f"broken in {broken} of {part['checks']} checks"
+            yield broken == 0, f"{title} {words}, the bound {ratio:.1f} times the truth"
 
 
 @claim("Every component matters")

@@ -1,6 +1,7 @@
-"""A suite of runs in one file: tasks, methods, and the stages in which they are run, the weightiest first.
+"""A suite of runs in one file: tasks, methods, and the stages that run them in order.
 
-Run is what a suite wants and nobody has run yet, stage by stage, in parallel processes, until the time is up.
+What a suite wants and has no result yet is run, stage by stage, in parallel processes, until the
+time is up.
 """
 
 import itertools
@@ -78,7 +79,10 @@ class Suite:
     note: str = ""
     """What a reader of its table should know."""
     rates: tuple[float, ...] = (1 / 3, 1.0, 3.0)
-    """Times the task's rate: a method's own has the largest area under the curve, on seeds that are for choosing."""
+    """Times the task's rate; a method's own rate has the largest area under the curve.
+
+    It is found on seeds that are used for nothing else.
+    """
     trial_seeds: tuple[int, ...] = (100, 101)
 
     def only(self, tasks: Sequence[str], methods: Sequence[str]) -> Self:
@@ -91,7 +95,10 @@ class Suite:
         return replace(self, stages=tuple(stages))
 
     def tiny(self, smaller: Mapping[str, Table], *, everywhere: bool) -> Self:
-        """Two rounds of one seed: all methods of a stage on its first task; `everywhere`, the first on all others."""
+        """Two rounds of one seed: all methods on a stage's first task.
+
+        With `everywhere`, the first method runs on all other tasks too.
+        """
         tasks = {
             name: merged(
                 table, {"task": smaller.get(str(table["task"]["name"]), {}), "train": {"rounds": 2}}
@@ -128,7 +135,7 @@ class Suite:
         return [self._planned(row, rate, seed, None) for seed in seeds]
 
     def choosing(self, row: Contest, curves: Curves) -> list[PlannedRun]:
-        """The runs that find the method's own rate: the farther one only where the largest of the others wins."""
+        """The runs that find the method's own rate; a farther rate only if the largest wins."""
         return [run for rate in self._rates(row, curves) for run in self._tried(row, rate)]
 
     def own_rate(self, row: Contest, curves: Curves) -> float | None:
@@ -140,7 +147,7 @@ class Suite:
         return (*self.rates, FARTHER) if farther else self.rates
 
     def _best(self, row: Contest, rates: Sequence[float], curves: Curves) -> float | None:
-        """The rate with the largest area under the curve: the mean accuracy over all evaluations after the start."""
+        """The rate with the largest area under the curve: mean accuracy over evaluations."""
         areas = dict.fromkeys(rates, 0.0)
         for rate in rates:
             for run in self._tried(row, rate):
@@ -172,8 +179,8 @@ class Suite:
         return PlannedRun(row.task, RunSpec(table, f"{row.setting_name} rate={rate:.3g}".strip()))
 
 
-def read_programme(path: Path) -> Suite:
-    """The suite in a file; `methods` names another file, `tasks` may, and a task's `base` is what it changes."""
+def read_suite(path: Path) -> Suite:
+    """The suite in a file. `methods` and `tasks` may name other files; `base` is a task's base."""
     table = read_toml(path)
     if unknown := table.keys() - {"about", "note", "methods", "tasks", "stages"}:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'")
@@ -198,7 +205,7 @@ def read_programme(path: Path) -> Suite:
     return Suite(path.stem, tasks, methods, stages, str(table.get("note", "")))
 
 
-def run_programme(
+def run_suite(
     suite: Suite, curves: Curves, records: Path, *, jobs: int, minutes: float | None
 ) -> None:
     """Runs the stages one after the other; tasks whose data is not here are named, and left out."""
@@ -236,7 +243,7 @@ def next_runs(suite: Suite, curves: Curves, absent: set[str]) -> list[PlannedRun
 
 
 def estimated(suite: Suite, curves: Curves) -> Iterator[str]:
-    """Per stage and task the runs that are lacking, and the minutes of one core that they take, by a trial a method."""
+    """Per stage and task the runs that are lacking, and the minutes of one core they take."""
     for number, stage in enumerate(suite.stages, start=1):
         lacking: dict[str, list[PlannedRun]] = {}
         for run in suite.wanted(stage, curves):

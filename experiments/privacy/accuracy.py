@@ -1,9 +1,10 @@
 """The accuracy that each epsilon costs on two tasks, and the figure of docs/privacy.md.
 
-    FEDKEEP_DATA=... python experiments/privacy/accuracy.py run TASK [--seeds 5]     # TASK: synthetic or har
-    python experiments/privacy/accuracy.py draw                                      # needs the plot extra
+    FEDKEEP_DATA=... python experiments/privacy/accuracy.py run TASK [--seeds 5]
+    python experiments/privacy/accuracy.py draw
 
-Runs are added to accuracy-TASK.json beside this file; what is there already is not run again.
+TASK is synthetic or har; `draw` needs the extra `plot`. Runs are added to accuracy-TASK.json beside
+this file; what is there already is not run again.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from fedkeep.sim.engine import Simulator
 
 HERE = Path(__file__).parent
 EPSILONS = (0.5, 1.0, 2.0, 8.0, 32.0)
-# clip: about the median norm of a sample's gradient; releases: half as many again as a device takes part on average
+# clip: about the median norm of a sample's gradient.
+# planned_participations: half as many again as a device takes part on average.
 TASKS: dict[str, dict[str, Any]] = {
     "synthetic": {
         "task": {"name": "synthetic", "smallest": 400, "largest": 600},

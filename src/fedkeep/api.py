@@ -125,8 +125,8 @@ class MethodComparison:
 
     def __repr__(self) -> str:
         parts = [as_text(table) for table in tables(self.comparison)]
-        said = [*sentences(self.comparison), *self.notes]
-        return "\n\n".join([*parts, "\n".join(said)])
+        lines = [*sentences(self.comparison), *self.notes]
+        return "\n\n".join([*parts, "\n".join(lines)])
 
     def _repr_html_(self) -> str:
         parts = []
@@ -138,8 +138,8 @@ class MethodComparison:
             )
             caption = f"<caption>{escape(table.title)}</caption>"
             parts.append(f"<table>{caption}<tr>{head}</tr>{body}</table>")
-        said = [*sentences(self.comparison), *self.notes, explanation(self.comparison)]
-        return "".join([*parts, *(f"<p>{escape(sentence)}</p>" for sentence in said)])
+        lines = [*sentences(self.comparison), *self.notes, explanation(self.comparison)]
+        return "".join([*parts, *(f"<p>{escape(sentence)}</p>" for sentence in lines)])
 
 
 def compare(

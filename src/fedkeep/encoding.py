@@ -1,4 +1,7 @@
-"""Samples in fewer bytes: one codec for stores in memory and on disk; samples are valued and trained as decoded."""
+"""Samples in fewer bytes: one codec for stores in memory and on disk.
+
+Samples are valued and trained on as decoded.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -11,27 +14,28 @@ from fedkeep.core.types import AnyArray, FloatArray, State
 
 EncodingName = Literal["float32", "float16", "int8", "uint8"]
 _MOST_GAIN = 63
-"""Each quantised sample has a gain, a power of two, so that one beyond the range of the first is not cut off."""
+"""Each quantised sample has a gain, a power of two, so that outliers are not clipped."""
 _FITS = (1, 8, 64)
-"""After so many samples a store takes the bounds anew; each sample says by which of them it was rounded."""
+"""After so many samples a store takes the bounds anew; each sample records its bounds."""
 _SLACK = 1.004
-"""Half a level beyond the range is still within it: so a decoded sample gets the gain that it had."""
+"""Half a level beyond the range is still within it, so a decoded sample keeps its gain."""
 _LEAST = 1e-12
 SCALE_BYTES = 8 * len(_FITS)
 """What a quantising codec keeps for each feature, at most."""
 _RAW_DEFLATE = -15
 _LEAST_SHARE = 16
-"""A sample is deflated to a sixteenth of its bytes at the least: even one that is all noise keeps a shape."""
+"""A sample is deflated to a sixteenth of its bytes at the least: even noise keeps its shape."""
 
 
 class SampleCodec:
     """Turns samples (n, ...) into rows of at most `nbytes` bytes each, and back into float32.
 
-    `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first samples, about zero
-    or about the middle of what was seen, and keep those bounds for ever. Decoding and encoding again changes nothing.
+    `int8` and `uint8` round each feature to 255 or 256 levels between bounds taken from the first
+    samples, about zero or about the middle of what was seen, and keep those bounds for ever.
+    Decoding and encoding again changes nothing.
 
-    With `deflate_to`, rows are deflated, which loses nothing, and a row that is still longer has its numbers rounded
-    as coarsely as it takes to fit.
+    With `deflate_to`, rows are deflated, which loses nothing. A row that is still longer has its
+    numbers rounded as coarsely as it takes to fit.
 
     >>> codec = SampleCodec(shape=(2,), encoding="int8")
     >>> codec.settled(np.array([[1.0, -2.0], [0.3, 0.5]])).round(4)
@@ -40,7 +44,8 @@ class SampleCodec:
     >>> codec.nbytes  # a byte for each feature, and one for the gain
     3
     >>> small = SampleCodec(shape=(784,), deflate_to=500)
-    >>> [len(row) < 60 for row in small.encode(np.repeat([[0.1, 0.2], [0.3, 0.1]], 392, axis=1))], small.coarsened
+    >>> rows = small.encode(np.repeat([[0.1, 0.2], [0.3, 0.1]], 392, axis=1))
+    >>> [len(row) < 60 for row in rows], small.coarsened
     ([True, True], 0)
     """
 
@@ -70,7 +75,8 @@ class SampleCodec:
         least = 32 + self.plain_bytes // _LEAST_SHARE
         if deflate_to is not None and not least <= deflate_to < self.plain_bytes:
             raise ConfigError(
-                f"deflate_to must be from {least} to below the {self.plain_bytes} bytes of a sample, got {deflate_to}"
+                f"deflate_to must be from {least} to below the {self.plain_bytes} bytes "
+                f"of a sample, got {deflate_to}"
             )
         self._limit = deflate_to
         self.nbytes = self.plain_bytes if deflate_to is None else deflate_to
@@ -80,16 +86,23 @@ class SampleCodec:
 
     @property
     def ready(self) -> bool:
+        """Whether the bounds of each feature are known, where they are needed."""
         return not self.quantised or bool(self._scales)
 
     def fit(self, x: AnyArray) -> None:
-        """Takes the bounds of each feature from the first samples, for good; later calls change nothing."""
+        """Take the bounds of each feature from the first samples; later calls change nothing."""
         if not self.ready and len(x):
             self.learn(x)
             self._seen = _FITS[-1]
 
     def learn(self, x: AnyArray) -> bool:
-        """Takes the bounds of each feature from the first samples, anew while they are few; whether it did."""
+        """Take the bounds of each feature from the first samples, again while they are few.
+
+        Returns
+        -------
+        bool
+            Whether the bounds were taken.
+        """
         before = self._seen
         if not self.quantised or before >= _FITS[-1] or not len(x):
             return False
@@ -121,7 +134,7 @@ class SampleCodec:
         return [self.packed(row.tobytes()) for row in plain]
 
     def decode(self, rows: Sequence[bytes]) -> AnyArray:
-        """The samples of rows that `encode` made, as float32."""
+        """Return the samples of rows that `encode` made, as float32."""
         joined = np.frombuffer(b"".join(self.unpacked(row) for row in rows), np.uint8)
         plain = joined.reshape(-1, self.plain_bytes)
         numbers = np.ascontiguousarray(plain[:, self._head :]).view(self._dtype)
@@ -137,7 +150,7 @@ class SampleCodec:
         return decoded.reshape(-1, *self.shape)
 
     def settled(self, x: AnyArray) -> AnyArray:
-        """Samples as they will be once stored."""
+        """Return samples as they will be once stored."""
         if self.is_plain(x):
             return x
         self.fit(x)
@@ -148,7 +161,7 @@ class SampleCodec:
         return self._limit is None and bool(self._dtype == np.float32 == x.dtype)
 
     def packed(self, row: bytes) -> bytes:
-        """A plain row as it is kept: deflated, byte by byte of all numbers, where there is a limit."""
+        """Return a plain row as it is stored: deflated byte by byte, where there is a limit."""
         if self._limit is None:
             return row
         whole = self._deflated(row)
@@ -169,7 +182,7 @@ class SampleCodec:
         return found
 
     def unpacked(self, row: bytes) -> bytes:
-        """The plain row of a kept one."""
+        """Return the plain row of a stored one."""
         if self._limit is None:
             return row
         planes = zlib.decompressobj(_RAW_DEFLATE).decompress(row, self.plain_bytes)
@@ -201,11 +214,13 @@ class SampleCodec:
         return np.concatenate([heads[:, None], numbers], axis=1)
 
     def snapshot(self) -> State:
+        """Return the bounds and how many samples they were taken from."""
         return (
             {"scales": np.stack(self._scales), "seen": np.array(self._seen)} if self._scales else {}
         )
 
     def restore(self, state: State) -> None:
+        """Take over the bounds of a snapshot."""
         self._scales = list(state.get("scales", ()))
         self._seen = int(state.get("seen", _FITS[-1])) if self._scales else 0
         self._range = []
@@ -223,12 +238,12 @@ class SampleCodec:
 
 
 def _coarsest(dtype: np.dtype[np.generic]) -> int:
-    """The rounding after which nothing of a sample is left that could take room."""
+    """Return the rounding that leaves nothing of a sample that takes bytes."""
     return np.finfo(dtype.str).nmant + 3 if dtype.kind == "f" else 8 * dtype.itemsize + 1
 
 
 def _rounded(numbers: AnyArray, bits: int) -> AnyArray:
-    """Numbers without so many of their lowest bits: all by the same step, floats by one of their largest's.
+    """Round off the lowest bits: all numbers by one step, floats relative to the largest.
 
     >>> _rounded(np.array([3, -100, 127], dtype=np.int8), 4).tolist()
     [0, -96, 127]

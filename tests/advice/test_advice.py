@@ -1,4 +1,4 @@
-"""`fedkeep advise`: what it sees in data, what it says of figures, and a whole advice on a small fleet."""
+"""`fedkeep advise`: what it finds in data, how it reads results, and advice on a small fleet."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedkeep
 from fedkeep.advice.profile import DatasetProfile, warnings
-from fedkeep.advice.trial import CANDIDATES, FIFO, LOCAL, UNLIMITED, Panel, Trial, as_toml
+from fedkeep.advice.trial import CANDIDATES, FIFO, LOCAL, UNLIMITED, Trial, TrialSettings, as_toml
 from fedkeep.advice.verdict import sentences
 from fedkeep.agent.assembly import budget_for, read_config
 from fedkeep.cli.app import app
@@ -39,17 +39,17 @@ def fleet(y: np.ndarray, devices: int = 4, x: np.ndarray | None = None) -> Feder
 
 def trial(finals: dict[str, list[float]], tmp_path: Path) -> Trial:
     rates = dict.fromkeys((*CANDIDATES, UNLIMITED), 0.03)
-    panel = Panel({"name": "custom", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
+    settings = TrialSettings({"name": "custom", "path": "x.npz"}, 10, 0.1, 200, rates=rates)
     judged = {method: dict(enumerate(values)) for method, values in finals.items()}
     others = {
         method: {s: v - 0.2 for s, v in judged[FIFO].items()}
         for method in CANDIDATES
         if method not in judged
     }
-    return Trial(panel, tmp_path, 60, 1, lambda *_: None, finals=judged | others)
+    return Trial(settings, tmp_path, 60, 1, lambda *_: None, finals=judged | others)
 
 
-def test_shuffled_rows_worry_nobody_and_sorted_ones_do() -> None:
+def test_sorted_rows_give_a_warning_and_shuffled_ones_none() -> None:
     rng = np.random.default_rng(1)
     y = rng.integers(0, 4, 4000)
     even, ordered = DatasetProfile(fleet(y)), DatasetProfile(fleet(np.sort(y)))
@@ -78,8 +78,8 @@ def test_wrong_labels_are_named_with_their_interval() -> None:
     x = np.eye(4, 8, dtype=np.float32)[y] * 9
     wrong = rng.random(3000) < 0.225
     y[wrong] = (y[wrong] + 1) % 4
-    said = "".join(warnings(DatasetProfile(fleet(y, x=x)), 10, shuffled=True))
-    assert "About 23% of the labels (21% to 25%) are wrong, or their classes overlap" in said
+    advised = "".join(warnings(DatasetProfile(fleet(y, x=x)), 10, shuffled=True))
+    assert "About 23% of the labels (21% to 25%) are wrong, or their classes overlap" in advised
     assert "are wrong" not in "".join(
         warnings(DatasetProfile(fleet(np.arange(3000) % 4)), 10, shuffled=True)
     )
@@ -99,12 +99,12 @@ def test_a_better_method_is_advised_with_its_interval(tmp_path: Path) -> None:
         {FIFO: [0.70, 0.71, 0.72], "ode": [0.80, 0.811, 0.82], UNLIMITED: [0.85, 0.861, 0.87]},
         tmp_path,
     )
-    said = advice(tried)
-    assert said[1] == (
+    advised = advice(tried)
+    assert advised[1] == (
         "Use ode: it is better than FIFO by 10.0 points (9.5 to 10.6, 3 seeds). It reached 81.0% "
         "with 10 samples a device (3 seeds)."
     )
-    assert "Unlimited storage against ode: better by 5.0 points (5.0 to 5.0, 3 seeds)." in said
+    assert "Unlimited storage against ode: better by 5.0 points (5.0 to 5.0, 3 seeds)." in advised
 
 
 def test_fifo_is_advised_where_nothing_is_shown_to_be_better(tmp_path: Path) -> None:
@@ -129,24 +129,24 @@ def test_no_sentence_contradicts_the_advice(tmp_path: Path) -> None:
             for method in (*CANDIDATES, UNLIMITED)
         }
         tried = trial({method: curve.tolist() for method, curve in curves.items()}, tmp_path)
-        said = advice(tried)
-        if said[1].startswith("Use FIFO"):
+        advised = advice(tried)
+        if advised[1].startswith("Use FIFO"):
             assert not any(
-                "against FIFO: better" in line for line in said if "Unlimited" not in line
+                "against FIFO: better" in line for line in advised if "Unlimited" not in line
             )
-        for line in said:
+        for line in advised:
             assert not ("open (" in line and ("mislead" in line or "gain little" in line))
             assert "hardly" not in line
 
 
-def test_a_gist_that_leaves_no_room_is_not_tried(tmp_path: Path) -> None:
+def test_a_gist_that_leaves_no_slots_is_not_tried(tmp_path: Path) -> None:
     capacities = dict.fromkeys(CANDIDATES, 10) | {LOCAL: 0, "gist-shared": 0}
     task = {"name": "custom", "path": "x.npz"}
-    panel = Panel(task, 10, 0.1, 200, capacities=capacities)
-    assert LOCAL not in panel.methods
-    finals = {m: {0: 0.5} for m in panel.methods}
-    said = advice(Trial(panel, tmp_path, 60, 1, lambda *_: None, finals=finals))
-    assert "A gist takes 800 bytes, which leaves no room for samples." in said
+    settings = TrialSettings(task, 10, 0.1, 200, capacities=capacities)
+    assert LOCAL not in settings.methods
+    finals = {m: {0: 0.5} for m in settings.methods}
+    advised = advice(Trial(settings, tmp_path, 60, 1, lambda *_: None, finals=finals))
+    assert "A gist takes 800 bytes, which leaves no slot for samples." in advised
 
 
 def test_every_candidate_is_a_registered_method() -> None:
@@ -225,7 +225,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("mine.npz", "--bytes", "50 sheep"), "--bytes takes a size such as 500kB"),
         (
@@ -240,10 +240,12 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
         ),
     ],
 )
-def test_a_wrong_wish_is_told(folder: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_a_wrong_argument_is_reported(
+    folder: Path, arguments: tuple[str, ...], expected: str
+) -> None:
     error = CliRunner().invoke(app, ["advise", *arguments]).exception
     assert isinstance(error, ConfigError)
-    assert told in str(error)
+    assert expected in str(error)
 
 
 def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
@@ -273,8 +275,8 @@ def test_ctrl_c_keeps_what_is_done(folder: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     going.send_signal(signal.SIGINT)
-    said, _ = going.communicate(timeout=240)
+    advised, _ = going.communicate(timeout=240)
     assert going.returncode == 0
-    assert "Use " in said
-    assert "The time was over before everything was settled" in said
+    assert "Use " in advised
+    assert "The time was over before everything was settled" in advised
     assert (folder / "advice" / "mine" / "fleet.toml").exists()

@@ -35,7 +35,7 @@ def test_the_true_share_lies_in_or_near_the_interval(
     assert found.high - found.low <= 0.08
 
 
-def test_too_few_samples_say_nothing() -> None:
+def test_too_few_samples_give_no_estimate() -> None:
     rng = np.random.default_rng(0)
     found = wrong_labels(np.zeros((5, 2)), np.array([0, 1, 0, 1, 0]), rng)
     assert (found.low, found.high) == (0.0, 1.0)

@@ -92,7 +92,7 @@ def test_a_torch_data_set_and_a_module_as_model() -> None:
     linear = torch.nn.Linear(4, 3)
     found = fedkeep.compare(data, device=DEVICE, methods=["fifo"], model=linear, **SMALL)
     first = {run.header.seed: run.evaluations[0].accuracy for run in found.runs}
-    assert len(set(first.values())) == 2, "each seed begins with layers of its own"
+    assert len(set(first.values())) == 2, "each seed begins with its own layers"
     assert min(run.evaluations[-1].accuracy or 0 for run in found.runs) > 0.5
 
 
@@ -147,7 +147,7 @@ print(found.verdicts, len(found.runs))
 """
 
 
-def test_parallel_seeds_work_in_a_script_without_a_guard_and_with_a_policy_of_main() -> None:
+def test_parallel_seeds_work_in_a_script_without_a_main_check_and_with_a_policy_of_main() -> None:
     around = {**os.environ, "PYTHONPATH": str(Path(fedkeep.__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -206,13 +206,13 @@ def test_a_wrong_argument_is_named_in_a_sentence(
         fedkeep.compare(**call)
 
 
-def test_a_simulation_says_what_it_is() -> None:
+def test_a_simulation_describes_itself() -> None:
     table = {"task": {"name": "demo", "devices": 4}, "policy": {"name": "fifo"}}
     simulator = fedkeep.Simulator(fedkeep.Experiment.from_table(table))
     assert repr(simulator) == "<Simulator: fifo on demo, seed 0, round 0 of 100>"
     assert simulator.experiment.train.learning_rate == 0.02, "the task's own"
 
 
-def test_a_run_that_diverges_says_so() -> None:
+def test_a_run_that_diverges_is_reported() -> None:
     found = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], learning_rate=1e300, **SMALL)
     assert any("diverged" in note and "lower train.learning_rate" in note for note in found.notes)

@@ -254,7 +254,10 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(
     expect(page.locator("#gallery td canvas").first).to_be_visible()
     page.locator(".settings summary").click()
     assert page.evaluate("document.documentElement.scrollWidth") == 360
-    cut = "found => found.filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.ariaLabel)"
+    cut = (
+        "found => found.filter(box => box.scrollWidth > box.clientWidth + 1)"
+        ".map(box => box.ariaLabel)"
+    )
     assert page.locator(".scroll").evaluate_all(cut) == []
 
 

@@ -1,4 +1,4 @@
-"""`fedkeep list NAME` and `fedkeep explain KEY`: what the classes say of themselves, and nothing left unsaid."""
+"""`fedkeep list NAME` and `fedkeep explain KEY`: what classes document, and nothing missing."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """Options, with `b` told here; and no more."""
+    """Options, with `b` described here; and no more."""
 
     a: int = 3
     """How many,
@@ -24,7 +24,7 @@ class Options:
     c: tuple[int, ...] | None = None
 
 
-def told(*arguments: str) -> str:
+def printed(*arguments: str) -> str:
     result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == 0, result.exception
     return " ".join(result.output.split())
@@ -33,7 +33,7 @@ def told(*arguments: str) -> str:
 def test_keys_are_read_from_the_class_itself() -> None:
     assert keys_of(Options) == [
         Key("a", "a whole number", "3", "How many, on two lines."),
-        Key("b", 'one of "x", "y"', '"x"', "Options, with `b` told here."),
+        Key("b", 'one of "x", "y"', '"x"', "Options, with `b` described here."),
         Key("c", "a list, each a whole number, or left out", "left out", ""),
     ]
 
@@ -41,25 +41,25 @@ def test_keys_are_read_from_the_class_itself() -> None:
 @pytest.mark.parametrize(
     "owner", [*TABLES.values(), *(cls for kind in COMPONENTS.values() for cls in kind.values())]
 )
-def test_every_key_says_what_it_does(owner: type) -> None:
+def test_every_key_is_documented(owner: type) -> None:
     assert [key.name for key in keys_of(owner) if not key.text] == []
 
 
 def test_a_key_has_its_type_its_default_and_the_papers_name() -> None:
-    text = told("explain", "storage.capacity")
+    text = printed("explain", "storage.capacity")
     assert "takes a whole number" in text
     assert "default: 10" in text
     assert "|B_c| of the paper" in text
 
 
-def test_a_key_says_what_presets_make_of_it() -> None:
-    assert 'Preset paper, every policy: estimator.name = "incremental"' in told(
+def test_a_key_lists_its_value_in_each_preset() -> None:
+    assert 'Preset paper, every policy: estimator.name = "incremental"' in printed(
         "explain", "estimator.name"
     )
 
 
 def test_a_name_shows_all_that_it_takes() -> None:
-    text = told("list", "ode")
+    text = printed("list", "ode")
     assert text.startswith('policy = { name = "ode" }')
     assert "Eq. 6" in text
     assert "sharpness 0.5" in text
@@ -68,25 +68,25 @@ def test_a_name_shows_all_that_it_takes() -> None:
 
 def test_examples_for_python_are_not_shown() -> None:
     assert ">>>" in (COMPONENTS["task"]["demo"].__doc__ or "")
-    assert ">>>" not in told("list", "demo")
+    assert ">>>" not in printed("list", "demo")
 
 
 def test_a_class_of_ones_own_is_shown_whatever_it_is() -> None:
-    for own, key in (
+    for custom, key in (
         ("fedkeep.core.policies.ode:Ode", "sharpness"),
         ("fedkeep.core.planning.greedy:Greedy", "quantities"),
     ):
-        text = told("list", own)
-        assert text.startswith(f'name = "{own}"')
+        text = printed("list", custom)
+        assert text.startswith(f'name = "{custom}"')
         assert key in text
 
 
 def test_every_table_and_every_name_can_be_shown() -> None:
     for table in (*TABLES, *COMPONENTS, "seed", "sweep", "methods"):
-        assert told("explain", table)
+        assert printed("explain", table)
     for kind, members in COMPONENTS.items():
         for name in members:
-            assert f'{kind} = {{ name = "{name}" }}' in told("list", name)
+            assert f'{kind} = {{ name = "{name}" }}' in printed("list", name)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_table_and_every_name_can_be_shown() -> None:
         (("list", "odd"), "nothing is called 'odd': did you mean 'ode'?"),
     ],
 )
-def test_a_name_that_is_none_is_told(arguments: tuple[str, ...], message: str) -> None:
+def test_an_unknown_name_is_reported(arguments: tuple[str, ...], message: str) -> None:
     error = CliRunner().invoke(app, [*arguments]).exception
     assert isinstance(error, ConfigError)
     assert message in str(error)

@@ -1,4 +1,4 @@
-"""How the command line behaves: help on one screen, quiet in pipes, plain without colour, a sentence for a mistake."""
+"""How the command line behaves: one-screen help, quiet pipes, no colour, one-sentence errors."""
 
 import os
 import subprocess
@@ -114,7 +114,7 @@ def test_a_fleet_cannot_be_below_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (
             ("run", "tiny.toml", "--out", "tiny.toml"),
@@ -134,12 +134,12 @@ def test_a_fleet_cannot_be_below_a_file() -> None:
     ],
     ids=str,
 )
-def test_a_place_that_cannot_be_used_is_told_in_one_sentence(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
+def test_a_place_that_cannot_be_used_is_reported_in_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     (tmp_path / "tiny.toml").write_text(EXPERIMENT)
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("fedkeep: ")
-    assert told in done.stderr
+    assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -68,7 +68,7 @@ def mistake(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "expected"),
     [
         ("return 0.5", "the policy Mine must give one number a sample, an array of"),
         ("return np.float64(1.0)", "it gave float64"),
@@ -82,15 +82,15 @@ def mistake(*arguments: str) -> str:
     ],
 )
 def test_a_policy_that_gives_no_scores_is_refused_by_run_and_check(
-    folder: Path, body: str, told: str
+    folder: Path, body: str, expected: str
 ) -> None:
     (folder / "mine.py").write_text(POLICY.format(body))
     (folder / "try.toml").write_text(EXPERIMENT.format('policy = { name = "mine.py:Mine" }'))
-    assert told in mistake("run", "try.toml", "--jobs", "1")
-    assert told in mistake("check", "mine.py:Mine")
+    assert expected in mistake("run", "try.toml", "--jobs", "1")
+    assert expected in mistake("check", "mine.py:Mine")
 
 
-def test_where_a_policy_raised_is_told(folder: Path) -> None:
+def test_where_a_policy_raised_is_reported(folder: Path) -> None:
     (folder / "mine.py").write_text(POLICY.format('raise KeyError("size")'))
     assert mistake("check", "mine.py:Mine").endswith(
         "raised KeyError: 'size' (" + str(folder / "mine.py") + ", line 10)"
@@ -98,7 +98,7 @@ def test_where_a_policy_raised_is_told(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         ("lenet", "model 'lenet' cannot take samples of shape [30]: "),
         (
@@ -110,15 +110,17 @@ def test_where_a_policy_raised_is_told(folder: Path) -> None:
         ("nets.py:broken", "raised KeyError: 'width'"),
     ],
 )
-def test_a_model_that_does_not_fit_the_data_is_told(folder: Path, model: str, told: str) -> None:
+def test_a_model_that_does_not_fit_the_data_is_reported(
+    folder: Path, model: str, expected: str
+) -> None:
     pytest.importorskip("torch")
     (folder / "nets.py").write_text(MODELS)
     (folder / "try.toml").write_text(EXPERIMENT.format(f'model = {{ name = "{model}" }}'))
-    assert told in mistake("run", "try.toml", "--jobs", "1")
+    assert expected in mistake("run", "try.toml", "--jobs", "1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (
             ("nets.py:no_module",),
@@ -133,16 +135,16 @@ def test_a_model_that_does_not_fit_the_data_is_told(folder: Path, model: str, to
         (("nets.py:nothing",), "'nets.py' has no 'nothing'"),
     ],
 )
-def test_a_model_that_cannot_be_exported_is_told(
-    folder: Path, arguments: tuple[str, ...], told: str
+def test_a_model_that_cannot_be_exported_is_reported(
+    folder: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     pytest.importorskip("onnxscript")
     (folder / "nets.py").write_text(MODELS)
-    assert told in mistake("export", *arguments, "--out", "out.onnx")
+    assert expected in mistake("export", *arguments, "--out", "out.onnx")
     assert not (folder / "out.onnx").exists()
 
 
-def test_data_with_a_single_label_is_told(folder: Path) -> None:
+def test_data_with_a_single_label_is_reported(folder: Path) -> None:
     (folder / "one.csv").write_text("device,label,a\n" + "p,ok,1.5\nq,ok,2.5\n" * 5)
     (folder / "try.toml").write_text('task = { name = "custom", path = "one.csv" }\n')
     assert (

@@ -17,7 +17,7 @@ EXAMPLE = {
 
 
 class Shell:
-    """Runs the command in this process and keeps what it said."""
+    """Runs the command in this process and keeps its output."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
@@ -33,8 +33,8 @@ class Shell:
         self._monkeypatch.setattr(sys, "argv", ["fedkeep", "plan", *arguments])
         with pytest.raises(SystemExit) as stop:
             main()
-        said = self._capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
+        printed = self._capsys.readouterr()
+        return int(stop.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def check_refused(found: tuple[int, str, str], reason: str) -> None:
     assert reason in err
 
 
-def test_what_devices_see_but_do_not_hold_is_told(shell: Shell) -> None:
+def test_what_devices_see_but_do_not_hold_is_reported(shell: Shell) -> None:
     _, out, _ = shell.plan(shell.file("fleet.json", json.dumps(EXAMPLE)))
     assert (
         "21.7% of all arrivals have a label that their device does not hold." in out

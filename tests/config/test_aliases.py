@@ -52,7 +52,7 @@ def test_a_former_value_means_the_new_one(key: str, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize("key", RETIRED)
-def test_a_retired_option_may_only_say_its_constant(key: str) -> None:
+def test_a_retired_option_may_only_have_its_constant(key: str) -> None:
     table: dict[str, object] = {}
     put(table, key, RETIRED[key])
     assert current(table) == {}

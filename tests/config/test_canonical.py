@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab.curves import Curves
-from lab.suite import read_programme
+from lab.suite import read_suite
 
 from fedkeep.config import canonical
 from fedkeep.config.experiment import resolve
@@ -28,7 +28,7 @@ def test_every_committed_curve_has_the_hash_of_the_run_that_its_suite_plans() ->
     curves = Curves(directory)
     planned = set()
     for path in sorted((EXPERIMENTS / "suites").glob("*.toml")):
-        suite = read_programme(path)
+        suite = read_suite(path)
         planned |= {run.digest for stage in suite.stages for run in suite.wanted(stage, curves)}
     committed = {
         found
@@ -78,7 +78,7 @@ def test_a_changed_default_gets_another_hash_and_an_added_option_none() -> None:
     assert form(_Later(client_label=0.0, added=2)) == {"added": 2}
 
 
-def test_the_form_speaks_the_words_of_version_1() -> None:
+def test_the_form_uses_the_keys_of_version_1() -> None:
     table = {
         "task": {"name": "demo"},
         "policy": {"name": "balanced-reservoir"},

@@ -47,7 +47,7 @@ DEVICE_NOISE: Table = merged(
     NOISE, {"privacy": {"unit": "device", "planned_participations": 2, "profile_bound": 100.0}}
 )
 
-WALK: list[tuple[str, Any, Table]] = [
+CASES: list[tuple[str, Any, Table]] = [
     ("storage.capacity", 7, {}),
     ("storage.rescore", False, {}),
     ("storage.max_age", 3, GREATEST),
@@ -145,7 +145,7 @@ WALK: list[tuple[str, Any, Table]] = [
 ELSEWHERE = {
     "limits.enabled": "tests/core/test_server.py: no cut runs without limits",
     "record.checkpoint_every": "tests/sim/test_engine.py: a killed run goes on from its checkpoint",
-    "regions.name": "tests/experiments/test_clusters.py: regions of one's own",
+    "regions.name": "tests/experiments/test_clusters.py: custom regions",
     "policy.window": "tests/contract: the windows of the authors' variants are 50 samples long",
     "privacy.secure_aggregation": "tests/privacy/test_simulated_privacy.py: rejected",
     "privacy.encrypted_profiles": "tests/privacy/test_simulated_privacy.py: rejected",
@@ -167,7 +167,7 @@ def _played(tables: Table, folder: Path) -> bytes:
     return play(spec, folder).read_bytes().partition(b"\n")[2] + spec.name.encode()
 
 
-@pytest.mark.parametrize(("key", "value", "tables"), WALK, ids=[key for key, _, _ in WALK])
+@pytest.mark.parametrize(("key", "value", "tables"), CASES, ids=[key for key, _, _ in CASES])
 def test_a_key_of_an_experiment_changes_its_run(
     key: str, value: Any, tables: Table, tmp_path: Path
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_key_of_an_experiment_changes_its_run(
 
 
 def test_every_key_of_an_experiment_is_walked() -> None:
-    walked = {key for key, _, _ in WALK} | set(ELSEWHERE)
+    walked = {key for key, _, _ in CASES} | set(ELSEWHERE)
     keys = {
         f"{table}.{field.name}"
         for table, options in TABLES.items()

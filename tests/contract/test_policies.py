@@ -1,4 +1,4 @@
-"""Every registered policy keeps every law, in every variant."""
+"""Every registered policy satisfies every invariant, in every variant."""
 
 import pytest
 
@@ -27,7 +27,7 @@ VARIANTS: list[SelectionPolicy] = [
 
 
 @pytest.mark.parametrize("policy", VARIANTS, ids=repr)
-def test_keeps_the_laws(policy: SelectionPolicy) -> None:
+def test_satisfies_the_invariants(policy: SelectionPolicy) -> None:
     assert "chunking" in check_policy(policy)
 
 
@@ -49,7 +49,7 @@ class Writes(SelectionPolicy):
 
 
 class Forgets(SelectionPolicy):
-    """Keeps state of its own, which no snapshot knows."""
+    """Keeps state that no snapshot contains."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -62,6 +62,6 @@ class Forgets(SelectionPolicy):
 @pytest.mark.parametrize(
     "policy", [Nan(), LooksAtTheChunk(), Writes(), Forgets()], ids=lambda p: type(p).__name__
 )
-def test_breaking_a_law_is_noticed(policy: SelectionPolicy) -> None:
+def test_a_broken_invariant_is_reported(policy: SelectionPolicy) -> None:
     with pytest.raises(ConformanceError):
         check_policy(policy)

@@ -166,7 +166,9 @@ def test_the_step_is_no_longer_than_twice_the_longest_update(
 
 
 @every_rule
-def test_a_rule_works_on_sums_as_on_single_reports_or_says_that_it_cannot(rule: Aggregator) -> None:
+def test_a_rule_works_on_sums_as_on_single_reports_or_declares_that_it_cannot(
+    rule: Aggregator,
+) -> None:
     reports = [report(3, 1, weight=2, steps=2), report(5, 2, weight=1, steps=4)]
     per_step = [r.steps if rule.per_step else 1 for r in reports]
     total = UpdateSum(
@@ -252,7 +254,7 @@ def test_a_minority_moves_a_robust_rule_less_than_the_honest_do(
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_the_robust_mean_learns_as_if_nobody_attacked(attack: str) -> None:
+def test_the_robust_mean_learns_as_without_an_attack(attack: str) -> None:
     clean, attacked = late_steps(RobustMean(), None), late_steps(RobustMean(), ATTACKS[attack])
     assert attacked @ WAY > 0.95 * (clean @ WAY)
 

@@ -64,7 +64,7 @@ def test_it_is_given_another_chance_later() -> None:
     assert SQUATTER in holders(made, RARE)
 
 
-def test_a_rate_counts_as_the_arrivals_that_bear_it_out() -> None:
+def test_a_rate_counts_as_far_as_arrivals_confirm_it() -> None:
     made = server()
     declared = made.rate(1)
     for _ in range(8):
@@ -89,7 +89,7 @@ def test_honest_devices_keep_what_they_hold() -> None:
     assert made.plan is before
 
 
-def test_counts_of_one_a_report_strike_nobody_however_much_rates_differ() -> None:
+def test_counts_of_one_a_report_penalise_no_device_however_much_rates_differ() -> None:
     made = server()
     made.coordinate({d: Profile(6, np.array([50.0**d / 100, 1.0, 1.0])) for d in range(HONEST + 1)})
     once = dict.fromkeys(range(HONEST + 1), 1)

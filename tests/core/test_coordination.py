@@ -1,4 +1,4 @@
-"""Laws that every plan and every change of a plan keeps."""
+"""Invariants of every plan and of every change of a plan."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -52,16 +52,16 @@ def check_laws(plan: Plan, fleet: FleetProfiles, most: int | None) -> None:
 
 @settings(deadline=None)
 @given(fleets(), limits, limits, rules, st.sampled_from([0, 1000]))
-def test_every_plan_keeps_the_laws(
+def test_every_plan_satisfies_the_invariants(
     fleet: FleetProfiles, fewest: int | None, most: int | None, rule: str, improve: int
 ) -> None:
     plan = Greedy(fewest, most, rule, improve).plan(fleet)
     check_laws(plan, fleet, most)
-    told = {s.label for s in plan.shortfalls}
+    reported = {s.label for s in plan.shortfalls}
     wanted = np.maximum(1, fleet.owners) if fewest is None else np.full(fleet.labels, fewest)
-    assert {y for y in range(fleet.labels) if plan.holders[y] < wanted[y]} == told - {None}
+    assert {y for y in range(fleet.labels) if plan.holders[y] < wanted[y]} == reported - {None}
     crowded = fleet.capacities < np.minimum(fleet.seen, most or fleet.labels)
-    assert (None in told) == crowded.any()
+    assert (None in reported) == crowded.any()
 
 
 @settings(deadline=None)
@@ -75,8 +75,8 @@ def test_as_many_holders_are_found_as_there_can_be(
 
 def _most_useful_holders(fleet: FleetProfiles, fewest: int, most: int) -> int:
     """The largest number of (device, label) pairs within both limits, by plain augmenting paths."""
-    room = {c: int(min(most, fleet.capacities[c])) for c in range(len(fleet))}
-    holding: dict[int, list[tuple[int, int]]] = {c: [] for c in room}
+    free = {c: int(min(most, fleet.capacities[c])) for c in range(len(fleet))}
+    holding: dict[int, list[tuple[int, int]]] = {c: [] for c in free}
 
     def find_holder(unit: tuple[int, int], visited: set[int]) -> bool:
         label = unit[0]
@@ -88,7 +88,7 @@ def _most_useful_holders(fleet: FleetProfiles, fewest: int, most: int) -> int:
             ):
                 continue
             visited.add(c)
-            if len(holding[c]) < room[c]:
+            if len(holding[c]) < free[c]:
                 holding[c].append(unit)
                 return True
             for other in list(holding[c]):
@@ -137,7 +137,7 @@ def test_replanning_an_unchanged_fleet_changes_nothing(
 
 @settings(deadline=None)
 @given(fleets(labels=3), fleets(labels=3), limits, limits)
-def test_replanning_keeps_the_laws_whatever_happened(
+def test_replanning_satisfies_the_invariants_whatever_happened(
     before: FleetProfiles, after: FleetProfiles, fewest: int | None, most: int | None
 ) -> None:
     coordinator = Greedy(fewest, most)

@@ -1,4 +1,4 @@
-"""Fewer bytes per sample: how far a decoded sample may be off, and that decoding twice changes nothing."""
+"""Fewer bytes per sample: how far a decoded sample may be off; decoding twice changes nothing."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ def vector(*numbers: float) -> Vector:
     return np.array(numbers, dtype=np.float32)
 
 
-class Told:
+class WindowedEstimator:
     """An estimator with its window, as a device has them."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Told:
 
 
 def test_the_local_estimate_is_the_running_mean_of_equation_7() -> None:
-    batch, estimator = samples(9), Told()
+    batch, estimator = samples(9), WindowedEstimator()
     running = np.zeros(LEARNER.gradient_size)
     for n in range(1, 10):
         one = batch.take(slice(n - 1, n))
@@ -64,7 +64,7 @@ def test_the_local_estimate_is_the_running_mean_of_equation_7() -> None:
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6))
 def test_the_local_estimate_does_not_depend_on_chunking(cuts: list[int]) -> None:
     batch = samples(sum(cuts))
-    whole, parts = (Told() for _ in range(2))
+    whole, parts = (WindowedEstimator() for _ in range(2))
     whole.observe(batch)
     start = 0
     for cut in cuts:
@@ -74,7 +74,7 @@ def test_the_local_estimate_does_not_depend_on_chunking(cuts: list[int]) -> None
 
 
 def test_pending_is_sent_until_its_round_is_accepted() -> None:
-    estimator = Told()
+    estimator = WindowedEstimator()
     estimator.observe(samples(5))
     first, _ = estimator.freeze(1)
     estimator.estimator.settle(accepted_round=None)
@@ -86,7 +86,7 @@ def test_pending_is_sent_until_its_round_is_accepted() -> None:
 
 
 def test_an_unaccepted_estimate_yields_only_to_one_over_as_many_arrivals() -> None:
-    estimator = Told()
+    estimator = WindowedEstimator()
     estimator.observe(samples(5))
     estimator.freeze(1)
     estimator.observe(samples(2, seed=1))
@@ -97,7 +97,7 @@ def test_an_unaccepted_estimate_yields_only_to_one_over_as_many_arrivals() -> No
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_sample_too_large_to_measure_silences_a_device_for_one_window_only() -> None:
-    estimator = Told()
+    estimator = WindowedEstimator()
     huge = samples(20)
     huge.x[3] = [3e38, -3e38, 3e38, -3e38]
     estimator.observe(huge, 1000 * MODEL)
@@ -112,7 +112,7 @@ def test_a_sample_too_large_to_measure_silences_a_device_for_one_window_only() -
 
 
 def test_the_local_estimator_survives_a_restart() -> None:
-    estimator, other = (Told() for _ in range(2))
+    estimator, other = (WindowedEstimator() for _ in range(2))
     estimator.observe(samples(4))
     estimator.freeze(7)
     estimator.observe(samples(3, seed=1))

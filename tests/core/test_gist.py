@@ -88,8 +88,9 @@ def test_the_first_participation_by_hand() -> None:
     correction = gist.correct(
         held, seen, np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32)
     )
-    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are among the six, so
-    # nothing speaks against taking all of the difference; half of what was off is off under the new model.
+    # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are
+    # among the six, so nothing speaks against taking all of the difference; half of what was off
+    # is off under the new model.
     assert correction.rho == pytest.approx(2 / 2.5)
     assert correction.beta == pytest.approx(2 / 4)
     assert correction.vector == pytest.approx([0.5, -0.5])
@@ -104,7 +105,7 @@ def test_the_first_participation_by_hand() -> None:
     assert second.vector == pytest.approx([0.5, -0.5], abs=1e-6)
 
 
-def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
+def test_samples_that_the_gist_does_not_know_count_with_their_share() -> None:
     """Independent of the store, m counts as n / (n + k): the classic rule of a control variate."""
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
@@ -115,7 +116,7 @@ def test_samples_that_the_gist_does_not_know_are_worth_their_share() -> None:
     assert correction.ess == pytest.approx(6 + 2)
 
 
-def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
+def test_a_window_of_one_label_counts_for_that_label_only() -> None:
     gist = Gist(GistOptions("local"), whole_layout(2), 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
@@ -126,8 +127,8 @@ def test_a_window_of_one_label_speaks_for_that_label_only() -> None:
     each = np.array([(0.5 - seen_weight) / 1.1, 0.5 / 1.1])
     m = np.array([5 * seen_weight + each[0], each[1]])
     assert correction.variance_term == pytest.approx(correction.beta * (m - 0.5), abs=1e-6)
-    worth = 1 / (each @ each + seen_weight**2 / 4)
-    assert correction.ess == pytest.approx(worth, rel=1e-6)
+    expected = 1 / (each @ each + seen_weight**2 / 4)
+    assert correction.ess == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_label_that_does_not_come_is_not_forgotten() -> None:
@@ -167,7 +168,7 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
 def noise_of(
     mixture: LinearEstimate, past: NoiseModel | None, holding: StoreSummary, counts: FloatArray
 ) -> tuple[float, FloatArray]:
-    """The variance of what a mixture gives, and what it weighs each region by, counted sample by sample."""
+    """The variance of what a mixture gives, and its weight of each region, sample by sample."""
     n = max(1.0, counts.sum())
     known, seen, weights = mixture.past_weight, mixture.window_weight, mixture.sample_weights
     each = weights + np.where(holding.fresh, seen / n, 0.0)
@@ -185,7 +186,7 @@ def noise_of(
 
 @given(data=st.data())
 def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
-    """What is said of noise and composition is true, and neither more nor less of m or of the window has less error."""
+    """Stated noise and composition are true, and another share of m or window has more error."""
     regions = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(np.array))
     fresh = data.draw(
         st.lists(st.booleans(), min_size=len(regions), max_size=len(regions)).map(np.array)
@@ -206,7 +207,7 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
     assert 1 / noise_model.ess == pytest.approx(noise, abs=1e-9)
 
     def taken(known: float, seen: float) -> LinearEstimate:
-        """The same with other parts of m and of the window, and whatever that leaves of the store's sums by region."""
+        """The same with other parts of m and window; the store supplies the rest by region."""
         before = np.zeros(3) if past is None else past.label_coefficients
         lacks = (best - known) * before + (most - seen) * counts / max(1.0, counts.sum())
         more = lacks / np.maximum(holding.by_region(None, 3), 1.0)
@@ -222,7 +223,7 @@ def test_no_other_mixture_of_the_same_is_better(data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 4), st.integers(0, 30), st.booleans())
-def test_the_mean_of_windows_is_as_noisy_as_it_says(old: int, count: int, known: bool) -> None:
+def test_the_mean_of_windows_is_as_noisy_as_it_states(old: int, count: int, known: bool) -> None:
     fresh = np.array([False] * old + [True] * min(2, count) + [False] * (1 - min(1, old + count)))
     holding = StoreSummary(
         np.full(len(fresh), 1 / len(fresh)), np.zeros(len(fresh), dtype=np.int64), fresh
@@ -320,7 +321,7 @@ def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
     )
     assert correction.beta == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
     assert correction.ess == pytest.approx(10.0), (
-        "the 12 that store and gist are worth together are cut as well"
+        "the joint effective sample size, 12, is capped as well"
     )
 
 
@@ -335,10 +336,10 @@ def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
         ([[1.0, 2.0]] * 2, [[3.0, 1.0]] * 2, 0.0, 0.0),
     ],
 )
-def test_likeness_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
+def test_correlation_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
     before: list[list[float]], after: list[list[float]], rho: float, theta: float
 ) -> None:
-    """One sample has no variance: its gradients themselves are compared. What cannot be compared is not alike."""
+    """One sample has no variance: its gradients are compared. If that fails, rho is 0."""
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     held = stored(before, after, [0] * len(before), fresh=False)
     correction = gist.correct(
@@ -369,7 +370,7 @@ def test_many_small_gradients_are_not_lost_beside_a_large_one() -> None:
     assert seen.snapshot()["sum"].tolist() == [2.0**25 + 8, 8.0]
 
 
-# -- by Monte Carlo, on real devices ------------------------------------------------------------------------------
+# -- by Monte Carlo, on real devices ---------------------------------------------------------
 
 
 def world(rng: np.random.Generator, n: int, first: int = 0, label: int | None = None) -> Batch:
@@ -411,7 +412,7 @@ def steps(
     streams: Callable[[int], Batch],
     n: int,
 ) -> FloatArray:
-    """The gradient of the first local step at the model the device had already, over many streams, (n, P)."""
+    """The gradient of the first local step at the device's present model, many streams, (n, P)."""
     found = []
     for seed in range(n):
         device = device_for(policy(), gist, seed)
@@ -433,9 +434,9 @@ def test_with_full_trust_the_step_is_unbiased_whatever_is_stored(
     def iid(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
 
-    mended = steps(policy, sure, iid, 300)
-    error = np.abs(mended.mean(axis=0) - true_gradient(MODELS[0]))
-    assert (error <= 4 * mended.std(axis=0) / np.sqrt(300) + 1e-3).all()
+    corrected = steps(policy, sure, iid, 300)
+    error = np.abs(corrected.mean(axis=0) - true_gradient(MODELS[0]))
+    assert (error <= 4 * corrected.std(axis=0) / np.sqrt(300) + 1e-3).all()
     if policy is not Fifo:
         plain = steps(policy, GistOptions(), iid, 300).mean(axis=0) - true_gradient(MODELS[0])
         assert np.linalg.norm(plain) > 2 * np.linalg.norm(error)
@@ -474,12 +475,12 @@ def test_by_its_own_rule_the_variance_is_never_above_the_plain_stores() -> None:
     def stream(seed: int) -> Batch:
         return world(np.random.default_rng(seed), 40)
 
-    mended = steps(BalancedReservoir, GistOptions("local"), stream, 300)
+    corrected = steps(BalancedReservoir, GistOptions("local"), stream, 300)
     plain = steps(BalancedReservoir, GistOptions(), stream, 300)
-    assert mended.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
+    assert corrected.var(axis=0).sum() < 0.5 * plain.var(axis=0).sum()
 
 
-# -- as part of a device ------------------------------------------------------------------------------------------
+# -- as part of a device ---------------------------------------------------------------------
 
 
 def played(device: Device, cuts: int, rounds: int = 4) -> Vector:
@@ -524,15 +525,17 @@ def test_an_empty_store_forgets_the_gist() -> None:
     assert device.gist.ess == 0
 
 
-@pytest.mark.parametrize(("name", "told"), [("none", False), ("local", False), ("shared", True)])
+@pytest.mark.parametrize(
+    ("name", "reported"), [("none", False), ("local", False), ("shared", True)]
+)
 def test_a_local_gist_tells_nothing_that_federated_averaging_does_not(
-    name: str, told: bool
+    name: str, reported: bool
 ) -> None:
     device = device_for(BalancedReservoir(), GistOptions(name), 1)  # type: ignore[arg-type]
     device.observe(world(np.random.default_rng(0), 30), 0.0)
     report = device.participate(TrainOrder(0, MODELS[1], None, LOCAL))
-    assert (report.local_gradient is not None) == told
-    assert (report.gradient_samples > 0) == told
+    assert (report.local_gradient is not None) == reported
+    assert (report.gradient_samples > 0) == reported
 
 
 def test_matching_needs_weights_by_client_and_label() -> None:
@@ -548,7 +551,7 @@ def test_matching_needs_weights_by_client_and_label() -> None:
         )
 
 
-def test_a_told_gist_is_no_longer_than_the_clip() -> None:
+def test_a_reported_gist_is_no_longer_than_the_clip() -> None:
     device = Device(
         LEARNER,
         BalancedReservoir(),
@@ -567,13 +570,20 @@ def test_a_told_gist_is_no_longer_than_the_clip() -> None:
 
 
 def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
-    """What is told of arrivals is clipped; gist and store are not, so that one can be taken from the other."""
+    """What is reported of arrivals is clipped; gist and store are not, so they subtract."""
     corrections = []
     for clip in (None, 1e-3):
         device = Device(
-            LEARNER, Ode(), capacity=4, sample_shape=(3,), labels=2, weighting=Weighting(1.0),
-            gist=GistOptions("local"), clip=clip, seed=1,
-        )  # fmt: skip
+            LEARNER,
+            Ode(),
+            capacity=4,
+            sample_shape=(3,),
+            labels=2,
+            weighting=Weighting(1.0),
+            gist=GistOptions("local"),
+            clip=clip,
+            seed=1,
+        )
         device.set_model(MODELS[0])
         device.observe(world(np.random.default_rng(0), 30), 0.0)
         participation = Participation(device, TrainOrder(0, MODELS[1], None, LOCAL))
@@ -590,7 +600,7 @@ def test_a_local_gist_never_mixes_clipped_and_unclipped_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])
-def test_before_there_is_a_model_nothing_is_known_added_or_told(name: str) -> None:
+def test_before_there_is_a_model_nothing_is_known_added_or_reported(name: str) -> None:
     gist = GistOptions(name)  # type: ignore[arg-type]
     device = Device(
         LEARNER, BalancedReservoir(), capacity=4, sample_shape=(3,), labels=2, gist=gist

@@ -79,7 +79,8 @@ def test_ranks_nest() -> None:
     matrix = gradient(1)[:2400]
     low, high = (SketchedBlock((60, 40), rank, number=5) for rank in (3, 9))
     (y, z), (more_y, more_z) = (block.products(block.of_gradient(matrix)) for block in (low, high))
-    assert np.allclose(y, more_y[:, :3]) and np.allclose(z, more_z[:7])
+    assert np.allclose(y, more_y[:, :3])
+    assert np.allclose(z, more_z[:7])
 
 
 def test_products_that_contradict_each_other_are_seen() -> None:

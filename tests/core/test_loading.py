@@ -44,7 +44,7 @@ def test_a_file_may_import_its_neighbours(tmp_path: Path) -> None:
         ("Polcy = 1\n", "has no 'Policy': did you mean 'Polcy'?"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_in_a_sentence(
+def test_a_file_that_cannot_be_used_is_reported_in_a_sentence(
     tmp_path: Path, text: str | None, message: str
 ) -> None:
     if text is not None:

@@ -26,9 +26,12 @@ def test_a_new_file_in_the_folder_is_known_without_being_listed(tmp_path: Path) 
         ignore=lambda _, names: {"__pycache__"} & set(names),
     )
     (tmp_path / "fedkeep/core/policies/late_comer.py").write_text(MINE)
-    asked = "import fedkeep.config.components as r; print(r.find_policy('late-comer').__name__, r.find_policy('ode').__name__)"
+    asked = (
+        "import fedkeep.config.components as r; "
+        "print(r.find_policy('late-comer').__name__, r.find_policy('ode').__name__)"
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == ["LateComer", "Ode"]
+    assert done.stdout.split() == ["LateComer", "Ode"]

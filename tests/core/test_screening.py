@@ -71,8 +71,8 @@ def test_a_weight_beyond_what_the_device_can_hold_is_cut() -> None:
 def test_a_declared_rate_is_bounded_by_the_fleet_and_by_the_devices_past() -> None:
     rates = np.array([3.0, 3.0, 3.0, 1e12, 10.0])
     before = np.array([np.nan, np.nan, np.nan, np.nan, 0.5])
-    said = FleetProfiles.numbered(np.ones(5), rates[:, None])
-    fleet, counted, rejections = cap_profiles(said, before, growth=10.0)
+    claimed = FleetProfiles.numbered(np.ones(5), rates[:, None])
+    fleet, counted, rejections = cap_profiles(claimed, before, growth=10.0)
     np.testing.assert_allclose(counted, [3, 3, 3, 12, 5])
     np.testing.assert_allclose(fleet.velocities[:, 0], [3, 3, 3, 12, 5])
     assert [(rejection.device, rejection.reason) for rejection in rejections] == [

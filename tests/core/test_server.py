@@ -106,8 +106,8 @@ def test_a_late_report_gives_its_estimator_but_not_its_model() -> None:
     np.testing.assert_allclose(order.direction, (1 * 12 + 3 * 6) / 18, rtol=1e-6)  # type: ignore[arg-type]
 
 
-def test_a_robust_mean_believes_no_late_estimator() -> None:
-    """No update of the same round bears it out: a liar would only have to be late."""
+def test_a_robust_mean_ignores_late_estimators() -> None:
+    """No update of the same round confirms it: an attacker would only have to be late."""
     server = server_of(aggregation=RobustMean())
     server.open_round([0, 1])
     server.receive(1, report(0, gradient=-1.0))
@@ -146,13 +146,13 @@ def test_a_long_estimator_is_shortened_once_there_are_others_to_compare(
     others: int, length: float
 ) -> None:
     server = server_of(estimator=RoundMeanEstimator())
-    told = {d: report(0, gradient=0.5**0.5) for d in range(others)}
-    told[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
-    server.open_round(told)
-    for device, one in told.items():
+    sent = {d: report(0, gradient=0.5**0.5) for d in range(others)}
+    sent[5] = replace(report(0), local_gradient=np.array([300.0, 400.0], dtype=np.float32))
+    server.open_round(sent)
+    for device, one in sent.items():
         server.receive(device, one)
     server.close_round()
-    rates = np.array([6.0 * (d + 1) for d in told])
+    rates = np.array([6.0 * (d + 1) for d in sent])
     expected = (
         rates[:-1].sum() * np.full(2, 0.5**0.5) + rates[-1] * length * np.array([0.6, 0.8])
     ) / rates.sum()
@@ -344,7 +344,7 @@ def test_an_update_longer_than_usual_is_shortened_and_one_far_longer_rejected() 
     np.testing.assert_allclose(server.model, 1 + (4 * 0.1 + 10 * 0.1) / 5, rtol=1e-5)
 
 
-def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
+def test_a_rejected_devices_earlier_gist_is_dropped() -> None:
     server = server_of(aggregation=RobustMean())
     for sign in (1.0, -1.0):
         server.open_round(range(6))
@@ -362,7 +362,7 @@ def test_a_liars_earlier_gist_leaves_with_its_word() -> None:
     "name",
     ["model", "round", "plan", "estimator", "aggregation", "limits", "schedule", "staleness"],
 )
-def test_nobody_but_the_server_changes_what_it_has(name: str) -> None:
+def test_only_the_server_changes_its_state(name: str) -> None:
     server = server_of()
     with pytest.raises(AttributeError):
         setattr(server, name, getattr(server, name))

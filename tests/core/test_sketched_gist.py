@@ -51,7 +51,8 @@ def test_the_sketch_of_a_gist_is_the_gist_of_sketches(
     whole_options = GistOptions(mode)  # type: ignore[arg-type]
     whole = device(learner, whole_options, shape)
     sketched = device(learner, replace(whole_options, rank=4), shape)
-    assert sketched.gist is not None and whole.gist is not None
+    assert sketched.gist is not None
+    assert whole.gist is not None
     layout = sketched.gist.layout
     assert sketched.gist.size < whole.gist.size / 2
     assert sketched.window.nbytes < whole.window.nbytes / 4
@@ -69,11 +70,13 @@ def test_the_sketch_of_a_gist_is_the_gist_of_sketches(
             )
             one.participate(order)
         exact, found = whole.gist.vector(), sketched.gist.vector()
-        assert exact is not None and found is not None
+        assert exact is not None
+        assert found is not None
         expected = layout.of_gradient(exact)
         assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
         assert sketched.gist.ess == pytest.approx(whole.gist.ess)
-        assert whole.gist.latest is not None and sketched.gist.latest is not None
+        assert whole.gist.latest is not None
+        assert sketched.gist.latest is not None
         assert sketched.gist.latest.rho == pytest.approx(whole.gist.latest.rho)
 
 
@@ -100,7 +103,8 @@ def test_the_fleets_gist_is_not_kept_after_the_participation() -> None:
     fleet = np.ones(one.gist.size, dtype=np.float32)
     one.participate(TrainOrder(0, learner.initial(1), fleet, LocalTraining(0.05, epochs=3), None))
     assert one.global_gradient is None
-    assert one.gist.latest is not None and one.gist.latest.drift_term is not None
+    assert one.gist.latest is not None
+    assert one.gist.latest.drift_term is not None
 
 
 def test_what_a_policy_scores_by_cannot_be_a_sketch() -> None:

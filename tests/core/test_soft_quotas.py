@@ -1,4 +1,4 @@
-"""A device whose slots bend: never over capacity, no label shut out for ever, the same however the stream is cut."""
+"""Soft quotas: never over capacity, no label shut out for ever, independent of chunking."""
 
 import numpy as np
 import pytest
@@ -85,7 +85,7 @@ def test_never_over_capacity_and_the_same_however_the_stream_is_cut(
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 5])
 def test_no_label_seen_often_is_shut_out_for_ever(capacity: int) -> None:
-    """Label 0 comes nine times as often as each of the six others, in bursts, to fewer slots than there are labels."""
+    """Label 0 comes in runs, nine times as often as each of six others; slots are fewer."""
     device, held = device_of(BalancedReservoir(), capacity), np.zeros(LABELS)
     rounds = 200
     for round_ in range(rounds):
@@ -120,12 +120,16 @@ def test_the_papers_quotas_are_one_word_away(quotas: str) -> None:
 def test_no_honest_device_is_cut_whatever_its_slots_are_lent_to(
     rates: list[list[int]], capacity: int, client_label: float, coordinator: type, labels: list[int]
 ) -> None:
-    """`Server.heaviest` bounds what a device may weigh; a store that bends holds other labels than were planned."""
+    """`Server.heaviest` bounds a device's weight; soft quotas hold labels that were not planned."""
     velocities = np.array(rates, dtype=np.float64) + 1e-3
     server = Server(
-        model=MODEL, gradient_size=LEARNER.gradient_size, regions=LABELS, schedule=Schedule(0.01, 1),
-        coordinator=coordinator(), estimator=GivenEstimator(),
-    )  # fmt: skip
+        model=MODEL,
+        gradient_size=LEARNER.gradient_size,
+        regions=LABELS,
+        schedule=Schedule(0.01, 1),
+        coordinator=coordinator(),
+        estimator=GivenEstimator(),
+    )
     profiles = {device: Profile(capacity, row) for device, row in enumerate(velocities)}
     _, cut = server.coordinate(profiles)
     cut_devices = {refusal.device for refusal in cut}

@@ -1,4 +1,4 @@
-"""The store against a naive one, and the laws it must keep."""
+"""The store against a naive one, and its invariants."""
 
 from dataclasses import dataclass
 
@@ -173,7 +173,7 @@ def test_a_refreshed_sample_that_fell_gives_way_within_the_same_batch() -> None:
     ]
 
 
-def test_renew_lets_any_arrival_displace_the_lowest_used_sample_and_no_unused_one() -> None:
+def test_evict_trained_first_evicts_the_lowest_used_sample_and_no_unused_one() -> None:
     store = MemoryStore(np.array([2]), AfterUse("evict_trained_first"))
     offer(store, [Arrival(1, 0, 9.0), Arrival(2, 0, 8.0)], 0)
     store.mark_used(store.stored().batch.ids)
@@ -241,7 +241,7 @@ def test_the_store_keeps_its_own_copy() -> None:
 
 
 class NaiveBendingStore:
-    """Targets in the plainest words: everything comes in, then the region most above its target gives one up."""
+    """Soft quotas, naively: every sample enters, and the region most above its quota loses one."""
 
     def __init__(self, quotas: list[int]) -> None:
         self.quotas = quotas

@@ -55,14 +55,14 @@ def test_at_the_start_nothing_is_too_long_and_then_ten_times_the_median_is() -> 
     assert statistics.max_length([999.0], 10.0) == 20.0
 
 
-def test_a_liar_cannot_teach_that_long_is_usual() -> None:
+def test_an_attacker_cannot_raise_the_usual_length() -> None:
     statistics = UpdateStatistics()
     for _ in range(50):
         statistics.learn_lengths([1.0] * 7 + [9.0] * 3)
     assert statistics.max_length([], 10.0) == 10.0
 
 
-def test_where_the_world_changes_the_limit_follows_and_nobody_is_shut_out_for_ever() -> None:
+def test_the_limit_follows_a_change_and_no_device_is_excluded_for_ever() -> None:
     statistics = UpdateStatistics()
     statistics.learn_lengths([1.0] * 50)
     rounds = 0
@@ -72,7 +72,7 @@ def test_where_the_world_changes_the_limit_follows_and_nobody_is_shut_out_for_ev
     assert 0 < rounds <= 13
 
 
-def test_updates_that_got_shorter_do_not_make_news_unheard_of() -> None:
+def test_shorter_updates_do_not_get_later_ones_rejected() -> None:
     statistics = UpdateStatistics()
     statistics.learn_lengths([1.0] * 50)
     for _ in range(30):
@@ -86,7 +86,7 @@ def test_updates_that_move_nothing_do_not_make_every_other_too_long() -> None:
     assert statistics.max_length([0.0, 1.0], 10.0) == 10.0
 
 
-def test_weights_that_differ_widely_count_and_those_of_liars_do_not() -> None:
+def test_weights_that_differ_widely_count_and_those_of_attackers_do_not() -> None:
     statistics = UpdateStatistics()
     weights = [1.0, 2.0, 4.0, 8.0, 16.0, 1.0, 2.0, 4.0, 8.0]
     for round_ in range(8):
@@ -169,7 +169,7 @@ def test_a_device_that_hardly_goes_with_the_fleet_counts_little_and_is_not_named
     assert min(counted[d].weight for d in range(9)) > 0.5
 
 
-def test_among_few_devices_nobody_is_unusual() -> None:
+def test_among_few_devices_none_is_an_outlier() -> None:
     statistics = UpdateStatistics()
     for round_ in range(12):
         counted, _ = reweight_for(
@@ -210,7 +210,7 @@ def test_a_weight_out_of_all_proportion_counts_as_weights_usually_do() -> None:
     assert counted[4].weight < 2
 
 
-def test_a_device_that_forgets_and_comes_back_from_a_file_is_the_same() -> None:
+def test_a_device_restored_from_a_file_is_the_same() -> None:
     statistics, again = UpdateStatistics(), UpdateStatistics()
     for round_ in range(3):
         reweight_for(statistics, honest(round_))

@@ -1,4 +1,4 @@
-"""The velocity meter: right rates, bounded memory, no dependence on chunks or on clocks that jump."""
+"""The velocity meter: right rates, bounded memory, independent of chunks and of clock jumps."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ def test_rates_are_arrivals_per_unit_of_time() -> None:
     assert meter.velocity().tolist() == [2.0, 1.0]
 
 
-def test_what_lies_before_the_window_is_forgotten() -> None:
+def test_arrivals_before_the_window_do_not_count() -> None:
     meter = VelocityMeter(2, length=10, buckets=5)
     meter.observe(np.zeros(100, dtype=np.int64), 0.0)
     meter.observe(np.ones(10, dtype=np.int64), 10.0)
@@ -45,7 +45,7 @@ def test_a_clock_that_jumps_back_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [20, 290, 310, 3500, 5000])
-def test_a_young_meter_knows_its_rate_long_before_its_window_is_full(seconds: int) -> None:
+def test_a_new_meter_has_the_right_rate_long_before_its_window_is_full(seconds: int) -> None:
     meter = VelocityMeter(1, length=3600, buckets=12, least=10)
     times = 86_400.0 + np.arange(0, seconds, 0.5)
     meter.observe(np.zeros(len(times), dtype=np.int64), times)

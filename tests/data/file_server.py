@@ -1,4 +1,4 @@
-"""A real HTTP server in a process of its own, with the faults of real ones; run as a script.
+"""A real HTTP server in a separate process, with the faults of real ones; run as a script.
 
 Usage: file_server.py FOLDER MODE, where MODE is "ranges" (honours Range), "plain" (ignores it) or
 "drops" (closes every connection after 1000 bytes). Prints its port; appends a line a request to

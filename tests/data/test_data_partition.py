@@ -1,4 +1,4 @@
-"""Laws of every partition, and the shapes that the tasks rely on."""
+"""Invariants of every partition, and the shapes that the tasks rely on."""
 
 from typing import Any
 

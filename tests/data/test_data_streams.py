@@ -1,4 +1,4 @@
-"""Laws of streams: endless, exact in rate, each sample once a pass.
+"""Invariants of streams: endless, exact in rate, each sample once a pass.
 
 And blind to how they are cut.
 """
@@ -110,11 +110,9 @@ def test_without_shuffling_the_order_of_the_data_repeats() -> None:
 def test_full_drift_brings_one_label_after_the_other_on_all_devices() -> None:
     fleet = federation((80, 40))
     stream = Stream(fleet, StreamOptions(drift=1.0), seed=3)
-    seasons = [
-        stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))
-    ]
-    assert all(len(set(row)) == 1 for season in seasons for row in season)
-    assert seasons[0][:, 0].tolist() == seasons[1][:, 0].tolist()
+    runs = [stream.between(device, 0, size).y.reshape(4, -1) for device, size in ((0, 80), (1, 40))]
+    assert all(len(set(row)) == 1 for run in runs for row in run)
+    assert runs[0][:, 0].tolist() == runs[1][:, 0].tolist()
 
 
 def test_half_drift_shifts_the_labels_without_separating_them() -> None:
@@ -148,9 +146,9 @@ def test_outliers_are_far_away_and_leave_the_data_untouched() -> None:
     fleet = federation((5000,))
     before = fleet.x.copy()
     seen = Stream(fleet, StreamOptions(outliers=0.1, outlier_scale=100.0), seed=0).training_set(0)
-    struck = (seen.x != fleet.x[seen.ids]).any(axis=1)
-    assert 0.08 < struck.mean() < 0.12
-    assert np.abs(seen.x[struck]).mean() > 30
+    replaced = (seen.x != fleet.x[seen.ids]).any(axis=1)
+    assert 0.08 < replaced.mean() < 0.12
+    assert np.abs(seen.x[replaced]).mean() > 30
     np.testing.assert_array_equal(fleet.x, before)
 
 
@@ -185,7 +183,7 @@ def test_a_label_lasts_as_long_as_asked_at_each_device_by_itself() -> None:
 
 @settings(deadline=None)
 @given(options=OPTIONS, device=st.integers(0, 2), last=st.integers(0, 90))
-def test_every_arrival_knows_its_round(options: StreamOptions, device: int, last: int) -> None:
+def test_every_arrival_has_its_round(options: StreamOptions, device: int, last: int) -> None:
     stream = Stream(FLEET, options, seed=0)
     counted = np.bincount(stream.rounds(device, 0, stream.position(device, last)), minlength=last)
     assert counted.tolist() == [len(stream.arrivals(device, r, r + 1)) for r in range(last)]

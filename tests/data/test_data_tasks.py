@@ -444,7 +444,7 @@ def test_engines_go_through_their_states_one_after_the_other() -> None:
     np.testing.assert_allclose(fleet.x[fleet.train.indices].mean(axis=0), 0, atol=1e-3)
 
 
-def test_speakers_say_the_next_character() -> None:
+def test_shakespeare_labels_are_the_next_character() -> None:
     need(SHAKESPEARE)
     fleet = Shakespeare(most=50).load(seed=0)
     assert_whole(fleet)
@@ -475,7 +475,7 @@ def test_an_unshuffled_stream_of_a_prepared_set_follows_the_clock(file: RemoteFi
         assert (np.diff(time[stream.arrivals(device, 0, 100).ids]) >= 0).all()
 
 
-def test_a_prepared_set_that_is_absent_is_told_with_what_to_do(
+def test_a_prepared_set_that_is_absent_is_reported_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Attacks on uploaded estimators: they work without noise, and noise of the promised size stops them."""
+"""Attacks on uploaded estimators: they work without noise, and the promised noise stops them."""
 
 import numpy as np
 import pytest
@@ -62,8 +62,8 @@ def test_noise_hides_the_one_sample(epsilon: float) -> None:
     guesses = [
         invert_analytically(LastLayer.of(uploaded(batch, epsilon, s), CLASSES)) for s in range(20)
     ]
-    likeness = [similarity(guess[None], batch.x.astype(np.float64))[0] for guess in guesses]
-    assert np.mean(likeness) < 0.3
+    recovered = [similarity(guess[None], batch.x.astype(np.float64))[0] for guess in guesses]
+    assert np.mean(recovered) < 0.3
 
 
 def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> None:
@@ -71,7 +71,7 @@ def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> Non
     layer = LastLayer.of(MODEL, CLASSES)
     start = np.full((2, FEATURES), 0.2)
 
-    def likeness(epsilon: float | None) -> float:
+    def recovered(epsilon: float | None) -> float:
         gradient = LastLayer.of(uploaded(batch, epsilon), CLASSES)
         return float(
             similarity(
@@ -79,8 +79,8 @@ def test_matching_recovers_a_few_samples_without_noise_and_none_with_it() -> Non
             ).mean()
         )
 
-    assert likeness(None) > 0.95
-    assert likeness(8.0) < 0.5
+    assert recovered(None) > 0.95
+    assert recovered(8.0) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The experiment files say what they mean, and the document says what ran, beside the paper's numbers."""
+"""The experiment files are what they claim, and the document shows what ran and the paper's."""
 
 import os
 import re
@@ -118,7 +118,7 @@ def test_causes_are_given_for_claims_that_exist() -> None:
 
 
 def test_methods_are_compared_seed_by_seed(tmp_path: Path) -> None:
-    """Seeds differ by twenty points, the methods by two: the intervals overlap, the difference is plain."""
+    """Seeds differ by twenty points, the methods by two: intervals overlap, the lead shows."""
     write_summary(
         tmp_path / "table2" / "har.json", _summary((0.50, 0.60, 0.70), (0.52, 0.62, 0.73))
     )

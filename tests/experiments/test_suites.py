@@ -1,4 +1,4 @@
-"""Programmes: what is run and in which order, whose rate is whose, and what the tables say of it."""
+"""Suites: what is run and in which order, whose rate is whose, and what the tables show."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from lab.blocks import bar_chart
 from lab.curves import Curve, Curves, bytes_at_rest, forward_passes, read_summary
 from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
 from lab.opening import candidates, opening
-from lab.suite import Contest, PlannedRun, Suite, next_runs, read_programme, run_programme
+from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
 
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError
@@ -27,7 +27,7 @@ policy = { name = "reservoir" }
 [methods.full-data]
 policy = { name = "full-data" }
 """
-PROGRAMME = """
+SUITE = """
 about = "A small one."
 methods = "methods.toml"
 [tasks]
@@ -45,7 +45,7 @@ seeds = [0, 1]
 """
 
 
-def suite(folder: Path, text: str = PROGRAMME) -> Suite:
+def suite(folder: Path, text: str = SUITE) -> Suite:
     absent = TASK.replace('"demo", devices = 4', '"westermo"')
     for name, content in (
         ("task", TASK),
@@ -54,7 +54,7 @@ def suite(folder: Path, text: str = PROGRAMME) -> Suite:
         ("small", text),
     ):
         (folder / f"{name}.toml").write_text(content)
-    return read_programme(folder / "small.toml")
+    return read_suite(folder / "small.toml")
 
 
 def made_up(run: PlannedRun, *accuracy: float) -> Curve:
@@ -84,8 +84,8 @@ def tell(curves: Curves, runs: Sequence[PlannedRun], *accuracy: float) -> None:
 @pytest.mark.parametrize(
     "path", sorted((EXPERIMENTS / "suites").glob("*.toml")), ids=lambda path: path.stem
 )
-def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path: Path) -> None:
-    found = read_programme(path)
+def test_every_suite_is_valid_and_keeps_the_seeds_apart(path: Path, tmp_path: Path) -> None:
+    found = read_suite(path)
     assert all(seed >= 100 for seed in found.trial_seeds)
     for stage in found.stages:
         assert all((seed >= 100) == (path.stem == "choice") for seed in stage.seeds)
@@ -95,11 +95,11 @@ def test_every_programme_is_sound_and_keeps_the_seeds_apart(path: Path, tmp_path
         )
 
 
-def test_every_committed_run_is_asked_for_by_some_programme() -> None:
-    """A change that gives runs other hashes orphans hours of work: give the curves their new hashes, or run again."""
+def test_every_committed_run_is_asked_for_by_some_suite() -> None:
+    """A change of runs' hashes orphans hours of work: rename the curves, or run again."""
     folder = EXPERIMENTS / "results" / "curves"
     curves = Curves(folder)
-    suites = map(read_programme, (EXPERIMENTS / "suites").glob("*.toml"))
+    suites = map(read_suite, (EXPERIMENTS / "suites").glob("*.toml"))
     asked = {run.digest for p in suites for stage in p.stages for run in p.wanted(stage, curves)}
     committed = [curve for path in folder.glob("*.json") for curve in read_summary(path).curves]
     assert [curve for curve in committed if curve.config_hash not in asked] == []
@@ -126,18 +126,18 @@ def test_the_own_rate_is_the_one_with_the_largest_area_and_ten_is_tried_where_th
     assert found.own_rate(row, curves) == 3.0
 
 
-def test_a_programme_runs_what_is_lacking_and_nothing_twice(
+def test_a_suite_runs_what_is_lacking_and_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, curves = suite(tmp_path), Curves(tmp_path / "curves")
     assert len(next_runs(found, curves, set())) == 6
-    run_programme(found, curves, tmp_path / "runs", jobs=1, minutes=0.0)
+    run_suite(found, curves, tmp_path / "runs", jobs=1, minutes=0.0)
     assert "the time is up" in capsys.readouterr().out
     assert len(next_runs(found, curves, set())) == 5
-    run_programme(found, curves, tmp_path / "runs", jobs=1, minutes=None)
+    run_suite(found, curves, tmp_path / "runs", jobs=1, minutes=None)
     assert next_runs(found, Curves(tmp_path / "curves"), set()) == []
     capsys.readouterr()
-    run_programme(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
+    run_suite(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
     assert capsys.readouterr().out == ""
     curves.keep(lambda curve: curve.method != "full-data")
     assert {run.cell.experiment.label for run in next_runs(found, curves, set())} == {"full-data"}
@@ -156,12 +156,13 @@ def test_two_that_run_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None
 def test_processes_make_the_same_curves(tmp_path: Path) -> None:
     found = suite(tmp_path).only(["small"], ["fifo"])
     one, two = Curves(tmp_path / "one"), Curves(tmp_path / "two")
-    run_programme(found, one, tmp_path / "runs1", jobs=1, minutes=None)
-    run_programme(found, two, tmp_path / "runs2", jobs=2, minutes=None)
+    run_suite(found, one, tmp_path / "runs1", jobs=1, minutes=None)
+    run_suite(found, two, tmp_path / "runs2", jobs=2, minutes=None)
     runs = [run for stage in found.stages for run in found.wanted(stage, one)]
     for run in runs:
         first, second = one.find(run.digest), two.find(run.digest)
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         assert first.accuracy == second.accuracy
 
 
@@ -170,17 +171,17 @@ def test_a_task_whose_data_is_not_here_is_named_and_left_out(
 ) -> None:
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    text = PROGRAMME.replace('tasks = ["small"]', 'tasks = ["absent", "small"]')
+    text = SUITE.replace('tasks = ["small"]', 'tasks = ["absent", "small"]')
     found = suite(tmp_path, text).only([], ["full-data"])
-    run_programme(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
-    said = capsys.readouterr().out
-    assert "without absent: westermo.npz is not here" in said
-    assert "small: full-data rate=1 seed 1" in said
+    run_suite(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
+    printed = capsys.readouterr().out
+    assert "without absent: westermo.npz is not here" in printed
+    assert "small: full-data rate=1 seed 1" in printed
 
 
 def test_a_stage_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names the method 'fifi'"):
-        suite(tmp_path, PROGRAMME.replace('"fifo", "gist-local", "full-data"', '"fifi"'))
+        suite(tmp_path, SUITE.replace('"fifo", "gist-local", "full-data"', '"fifi"'))
 
 
 def with_finals(tmp_path: Path) -> Findings:
@@ -235,11 +236,14 @@ def test_a_table_has_a_line_a_row_and_reads_back(tmp_path: Path) -> None:
     assert ' "fifo": {"own_rate": [1.0, null]},\n' in text
 
 
-def test_the_opening_speaks_by_intervals(tmp_path: Path) -> None:
+def test_the_opening_decides_by_intervals(tmp_path: Path) -> None:
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found)}, found))
-    said = "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); each at its own: not run yet"
-    assert f"`gist-local` against FIFO, {said}" in words, "the interval holds 0"
+    verdict = (
+        "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); "
+        "each at its own: not run yet"
+    )
+    assert f"`gist-local` against FIFO, {verdict}" in words, "the interval holds 0"
     assert "| small | 61.0 | (+7.0) | +10.0 |" in words, "undecided leads are in brackets"
     assert "small 70 %" in words
     assert "10. A larger FIFO" in words
@@ -260,8 +264,8 @@ def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
     assert "small (FIFO with 100 slots 90.0, gist-local with 10 85.0)" in words
 
 
-def test_bytes_at_rest_and_what_a_gist_is_worth(tmp_path: Path) -> None:
-    text = PROGRAMME.split("[[stages]]", maxsplit=1)[0] + (
+def test_bytes_at_rest_and_the_equivalent_fifo_size(tmp_path: Path) -> None:
+    text = SUITE.split("[[stages]]", maxsplit=1)[0] + (
         '[[stages]]\ntasks = ["small"]\nmethods = ["fifo", "gist-local"]\nseeds = [0]\n'
         'settings = { "storage.capacity" = [5, 50] }\n'
     )

@@ -1,4 +1,4 @@
-"""Modules of the tests: two that are no plain chain of layers, of which vmap can take the first, and two dense ones."""
+"""Modules for tests: two that are no plain chain, one of which vmap can take, and two dense."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""Short seeded runs that touch every way of training and choosing, and the facts by which they are known again."""
+"""Short seeded runs that cover every way of training and choosing, and their fingerprints."""
 
 import hashlib
 import json
@@ -23,10 +23,10 @@ DIRECTIONS = 8
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """One run: a hash of what it chose, which is exact, and where its model went, which depends on the machine."""
+    """One run: an exact hash of its choices, and its model's path, which depends on the machine."""
 
     choices: str
-    """SHA-256 over the participants of every round and the ids that each device stores in the end."""
+    """SHA-256 over the participants of every round and the ids stored on each device at the end."""
     moved: list[float]
     """The model's way from its start, along random directions that never change."""
 
@@ -108,9 +108,16 @@ def headed() -> Fingerprint:
     with TemporaryDirectory() as folder:
         learner = OnnxLearner(_exported(Path(folder)))
         device = Device(
-            learner=learner, policy=Ode(), store=MemoryStore(np.zeros(4, dtype=np.int64)), regions=LabelRegions(4),
-            meter=VelocityMeter(4), capacity=6, sample_shape=(2, 8), labels=4, seed=1,
-        )  # fmt: skip
+            learner=learner,
+            policy=Ode(),
+            store=MemoryStore(np.zeros(4, dtype=np.int64)),
+            regions=LabelRegions(4),
+            meter=VelocityMeter(4),
+            capacity=6,
+            sample_shape=(2, 8),
+            labels=4,
+            seed=1,
+        )
         start = model = learner.initial(0)
         device.set_model(model)
         device.apply_plan(Assignment(np.array([2, 2, 1, 1]), np.ones(4), 1.0))

@@ -1,4 +1,4 @@
-"""Seeded runs end where they ended when `digests.json` was written: a change that alters numbers must say so."""
+"""Seeded runs end as recorded in `digests.json`: a change that alters numbers must declare it."""
 
 import json
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from tests.golden.runs import DIGESTS, RUNS
 
 KNOWN = json.loads(DIGESTS.read_text())
 TOLERANCE = 3e-5
-"""Of the length of the model's way: BLAS libraries add up in orders of their own."""
+"""Relative to the length of the model's path: BLAS libraries sum in different orders."""
 NEEDS = {
     "lenet": "torch",
     "traffic": "torch",

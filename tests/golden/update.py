@@ -1,4 +1,7 @@
-"""Writes `digests.json` anew, for a change that is meant to alter numbers: `python -m tests.golden.update [name..]`."""
+"""Writes `digests.json` anew, for a change that is meant to alter numbers.
+
+python -m tests.golden.update [name..]
+"""
 
 import dataclasses
 import json

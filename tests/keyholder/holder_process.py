@@ -1,4 +1,4 @@
-"""A real key-holder in a process of its own, to be asked, killed and started again."""
+"""A real key-holder in a separate process, to be asked, killed and started again."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 
 @dataclass(eq=False)
 class HolderProcess:
-    """`fedkeep keyholder serve` over TLS on a loopback port of its own."""
+    """`fedkeep keyholder serve` over TLS on a free loopback port."""
 
     keys: Path
     credentials: Path

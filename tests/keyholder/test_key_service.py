@@ -1,4 +1,4 @@
-"""The key-holder's door: whom it answers, what it refuses, and what it says when a key is lost."""
+"""The key-holder's service: whom it answers, what it rejects, and its errors for lost keys."""
 
 import shutil
 import socket
@@ -76,16 +76,18 @@ def profiles(count: int = 12) -> dict[int, Profile]:
     return {3 * row + 1: Profile(capacities[row], velocities[row]) for row in range(count)}
 
 
-def sealed(published: PublishedKey, told: dict[int, Profile]) -> dict[int, bytes]:
+def sealed(published: PublishedKey, declared: dict[int, Profile]) -> dict[int, bytes]:
     asked = ProfileRequest(published.key, published.nonce)
     return {
-        d: seal(published.key, replace(asked, device=d), profile) for d, profile in told.items()
+        d: seal(published.key, replace(asked, device=d), profile) for d, profile in declared.items()
     }
 
 
-def question(service: KeyService, told: dict[int, Profile], greedy: Greedy = Greedy()) -> AskPlan:
+def question(
+    service: KeyService, declared: dict[int, Profile], greedy: Greedy = Greedy()
+) -> AskPlan:
     published = ask(service, AskKey())
-    return AskPlan(published.nonce, LABELS, sealed(published, told), greedy)
+    return AskPlan(published.nonce, LABELS, sealed(published, declared), greedy)
 
 
 def assert_same(plan: Plan, plain: Plan) -> None:
@@ -98,14 +100,14 @@ def assert_same(plan: Plan, plain: Plan) -> None:
 
 @pytest.mark.parametrize("quantities", ["even", "frequent"])
 def test_the_plan_is_the_plain_one_to_the_last_bit(service: KeyService, quantities: str) -> None:
-    greedy, told = (
+    greedy, declared = (
         Greedy(clients_per_label=2, labels_per_client=2, quantities=quantities),
         profiles(),
     )
-    planned = ask(service, question(service, told, greedy))
-    plain = greedy.plan(FleetProfiles.of(told))
+    planned = ask(service, question(service, declared, greedy))
+    plain = greedy.plan(FleetProfiles.of(declared))
     assert_same(planned.plan, plain)
-    stayed = {device: profile for device, profile in told.items() if device != 7} | {
+    stayed = {device: profile for device, profile in declared.items() if device != 7} | {
         99: Profile(4, np.ones(LABELS))
     }
     again = ask(service, changed(question(service, stayed, greedy), before=planned.plan))
@@ -116,14 +118,14 @@ def test_the_plan_is_the_plain_one_to_the_last_bit(service: KeyService, quantiti
 def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(
     service: KeyService,
 ) -> None:
-    told = profiles()
+    declared = profiles()
     bad = {
         1: Profile(5, np.array([np.nan, 1.0, 1.0])),
         4: Profile(0, np.ones(LABELS)),
         7: Profile(2**40, np.ones(LABELS)),
         10: Profile(5, np.ones(LABELS + 1)),
     }
-    planned = ask(service, question(service, told | bad))
+    planned = ask(service, question(service, declared | bad))
     reasons = {refusal.device: refusal.reason for refusal in planned.refused}
     assert reasons == {
         1: "velocity-not-finite",
@@ -133,22 +135,22 @@ def test_malformed_profiles_are_named_and_the_plan_goes_on_without_them(
     }
     assert_same(
         planned.plan,
-        Greedy().plan(FleetProfiles.of({d: p for d, p in told.items() if d not in bad})),
+        Greedy().plan(FleetProfiles.of({d: p for d, p in declared.items() if d not in bad})),
     )
 
 
 def test_a_server_that_swaps_replays_or_alters_seals_gains_nothing(service: KeyService) -> None:
-    told = profiles()
-    old = question(service, told)
-    new = question(service, told)
+    declared = profiles()
+    old = question(service, declared)
+    new = question(service, declared)
     assert ask(service, old).reason == "outdated"
-    forged = dict(new.profiles)
-    forged[1], forged[4] = forged[4], forged[1]
-    forged[7] = old.profiles[7]
-    forged[10] = forged[10][:-1] + bytes([forged[10][-1] ^ 1])
-    forged[13] = bytes(10 << 20)
-    forged[1000] = forged[16]
-    planned = ask(service, changed(new, profiles=forged))
+    tampered = dict(new.profiles)
+    tampered[1], tampered[4] = tampered[4], tampered[1]
+    tampered[7] = old.profiles[7]
+    tampered[10] = tampered[10][:-1] + bytes([tampered[10][-1] ^ 1])
+    tampered[13] = bytes(10 << 20)
+    tampered[1000] = tampered[16]
+    planned = ask(service, changed(new, profiles=tampered))
     assert {refusal.device: refusal.reason for refusal in planned.refused} == {
         **dict.fromkeys((1, 4, 7, 10, 1000), "broken seal"),
         13: "oversized",
@@ -156,14 +158,14 @@ def test_a_server_that_swaps_replays_or_alters_seals_gains_nothing(service: KeyS
     assert not set(planned.plan.devices.tolist()) & {1, 4, 7, 10, 13, 1000}
 
 
-def test_what_a_liar_claims_counts_as_in_a_plain_plan_and_the_server_does_not_hear_who_is_fast(
+def test_a_false_claim_counts_as_in_a_plain_plan_and_the_server_does_not_learn_who_is_fast(
     service: KeyService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = profiles() | {100: Profile(10**9, np.full(LABELS, 1e20))}
-    planned = ask(service, question(service, told))
+    declared = profiles() | {100: Profile(10**9, np.full(LABELS, 1e20))}
+    planned = ask(service, question(service, declared))
     spec = parse_fleet({"samples": {"shape": [2], "labels": LABELS}, "model": {"name": "softmax"}})
     server = replace(spec, coordinator=Greedy()).server()
-    plain, cut = server.coordinate(told)
+    plain, cut = server.coordinate(declared)
     assert_same(planned.plan, plain)
     assert {refusal.device for refusal in cut} == {100}
     assert planned.refused == ()
@@ -214,18 +216,18 @@ def test_silent_connections_do_not_shut_the_server_out(running: HolderProcess) -
 
 
 def test_the_plan_crosses_the_wire_whole(running: HolderProcess) -> None:
-    planner, told = RemotePlanner(running.client, Greedy(clients_per_label=2)), profiles(4)
+    planner, declared = RemotePlanner(running.client, Greedy(clients_per_label=2)), profiles(4)
     asked = planner.request(0.0)
     assert asked is not None
-    planner.profiles |= sealed(PublishedKey(asked.key, asked.nonce), told)
-    planned = planner.plan(0.0, told, None, LABELS)
+    planner.profiles |= sealed(PublishedKey(asked.key, asked.nonce), declared)
+    planned = planner.plan(0.0, declared, None, LABELS)
     assert planned is not None
-    assert_same(planned.plan, Greedy(clients_per_label=2).plan(FleetProfiles.of(told)))
+    assert_same(planned.plan, Greedy(clients_per_label=2).plan(FleetProfiles.of(declared)))
     running.client.ask(
         AskKey(), PublishedKey
     )  # as a restart of the key-holder does, it ends the nonce before
-    assert planner.plan(10.0, told, None, LABELS) is None
-    assert planner.plan(20.0, told, None, LABELS) is None, "there is nothing to ask with"
+    assert planner.plan(10.0, declared, None, LABELS) is None
+    assert planner.plan(20.0, declared, None, LABELS) is None, "there is nothing to ask with"
     anew = planner.request(30.0)
     assert anew is not None
     assert anew.nonce != asked.nonce
@@ -266,8 +268,8 @@ def test_questions_that_cannot_be_met_are_refused_with_the_reason(service: KeySe
 
 
 def test_where_too_few_are_left_the_offenders_are_named_all_the_same(service: KeyService) -> None:
-    told = profiles(3) | {4: Profile(0, np.ones(LABELS))}
-    reply = ask(service, question(service, told))
+    declared = profiles(3) | {4: Profile(0, np.ones(LABELS))}
+    reply = ask(service, question(service, declared))
     assert reply.reason == "too few devices"
     assert (
         "a plan for 2 would tell of each: at least 3 are needed; device 4: bad-capacity"
@@ -290,16 +292,16 @@ def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_command_line_makes_keys_and_says_what_devices_need(tmp_path: Path) -> None:
-    said = []
+def test_the_command_line_makes_keys_and_prints_what_devices_need(tmp_path: Path) -> None:
+    printed = []
     for command in ("create", "show"):
         words = fedkeep("keyholder", command, str(tmp_path / "keys"))
         ended = subprocess.run(
             words, env=environment(), capture_output=True, text=True, check=True, timeout=60
         )
-        said.append(ended.stdout)
+        printed.append(ended.stdout)
     key = public_half(open_key(tmp_path / "keys")).hex()
-    assert f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"' in said[0] == said[1]
+    assert f'[privacy]\nencrypted_profiles = true\npublic_key = "{key}"' in printed[0] == printed[1]
 
 
 def test_what_is_not_secured_stays_on_loopback(made: Path, tmp_path: Path) -> None:
@@ -312,19 +314,21 @@ def test_what_is_not_secured_stays_on_loopback(made: Path, tmp_path: Path) -> No
 def test_plans_for_others_are_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     class Lying(KeyHolderClient):
         def ask(self, request: Any, expected: Any) -> Any:
-            return PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else lies.pop()
+            return (
+                PublishedKey(bytes(32), bytes(16)) if isinstance(request, AskKey) else invalid.pop()
+            )
 
     good = Greedy().plan(FleetProfiles.numbered([3, 3], np.ones((2, LABELS))))
     wide = replace(
         good, quotas=np.zeros((2, LABELS + 1), dtype=np.int64), label_weights=np.ones(LABELS + 1)
     )
     wrong = (replace(good, devices=np.array([7, 8])), wide, replace(good, quotas=-good.quotas))
-    lies = [Planned(plan, ()) for plan in wrong]
-    lies += [
+    invalid = [Planned(plan, ()) for plan in wrong]
+    invalid += [
         Planned(good, (Rejection(device, "refused", "and planned for, or never asked"),))
         for device in (1, 9)
     ]
-    while lies:
+    while invalid:
         planner = RemotePlanner(Lying(Address("127.0.0.1", 1), None), Greedy())
         assert planner.request(0.0) is not None
         planner.profiles |= {0: b"", 1: b""}

@@ -128,9 +128,9 @@ def test_such_a_table_gives_the_same_plan(
 def test_comparisons_that_contradict_each_other_are_refused() -> None:
     signs = signs_of(np.array([[1], [2], [3]]))
     signs[:3] = [1, -1, 1]
-    for comparisons, told in ((Comparisons(3, 1), signs), (Comparisons(1, 1), np.array([-1]))):
+    for comparisons, results in ((Comparisons(3, 1), signs), (Comparisons(1, 1), np.array([-1]))):
         with pytest.raises(RejectedError, match="contradict"):
-            comparisons.table(told)
+            comparisons.table(results)
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Profiles under seal: who can open them, what every tampering ends in, and keys that are lost, wrong or damaged."""
+"""Sealed profiles: who can open them, what tampering ends in, and lost, wrong or damaged keys."""
 
 import errno
 import stat
@@ -55,7 +55,7 @@ def test_any_altered_byte_and_any_cut_breaks_the_seal(data: st.DataObject) -> No
         sealed[place] ^= data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
     else:
         del sealed[place:]
-    # the highest bit of an X25519 key means nothing, so that it is not among those to flip; it is bound all the same
+    # The highest bit of an X25519 key means nothing, so it is not flipped; it is bound anyway.
     with pytest.raises(RejectedError, match=r"broken seal|unusable public key"):
         unseal(SECRET, NONCE, DEVICE, bytes(sealed), LABELS)
 

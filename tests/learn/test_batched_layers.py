@@ -21,16 +21,26 @@ C, N = 3, 4
 def strided_pictures() -> nn.Module:
     """Strides, padding and dilation that differ between the axes, and windows that leave a rest."""
     return nn.Sequential(
-        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)), nn.ReLU(), nn.MaxPool2d((2, 3)),
-        nn.Conv2d(3, 4, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5),
-    )  # fmt: skip
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 0), dilation=(1, 2)),
+        nn.ReLU(),
+        nn.MaxPool2d((2, 3)),
+        nn.Conv2d(3, 4, 2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
 
 
 def strided_sequences() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(2, 3, 3, stride=2, padding=2, dilation=2), nn.MaxPool1d(3), nn.ReLU(), nn.Flatten(),
-        nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3),
-    )  # fmt: skip
+        nn.Conv1d(2, 3, 3, stride=2, padding=2, dilation=2),
+        nn.MaxPool1d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    )
 
 
 CHAINS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
@@ -60,7 +70,7 @@ def by_autograd(
 def test_a_chain_does_what_autograd_does(
     factory: Callable[[], nn.Module], shape: tuple[int, ...], flat: bool
 ) -> None:
-    """Also on inputs without any structure, where all places of a window are equal and the first must count."""
+    """Also on constant inputs, where all places of a window are equal and the first must count."""
     torch.manual_seed(0)
     modules = [factory() for _ in range(C)]
     parameters = [
@@ -119,7 +129,7 @@ def test_a_layer_used_twice_makes_no_chain() -> None:
     ids=repr,
 )
 def test_fast_pooling_is_pooling(pool: nn.Module, shape: tuple[int, ...], flat: bool) -> None:
-    """Forward, backward, differentiated twice and mapped over; also where all places of a window are equal."""
+    """Forward, backward, second derivative and vmap; also with all places of a window equal."""
     torch.manual_seed(0)
     x = torch.ones(shape) if flat else torch.randn(shape)
     fast = replaced(nn.Sequential(nn.Sequential(pool)), tiling, FastPool)

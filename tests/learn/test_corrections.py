@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_of(case: Case, learner: Learner, n: int, seed: int) -> TrainingJob:
-    """A job whose correction is about as long as a gradient, and one of whose samples weighs nothing."""
+    """A job whose correction is about as long as a gradient; one sample has weight 0."""
     rng = np.random.default_rng(seed + 50)
     weights = rng.uniform(0.2, 2.0, n)
     weights[-1] = 0.0 if n > 2 else 1.0
@@ -61,7 +61,7 @@ def test_one_device_trains_by_the_formula(name: str, how: str, folder: Path) -> 
 def test_many_devices_train_by_the_formula(
     name: str, how: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches of different sizes; one job has no correction, and one has one but samples that all weigh nothing."""
+    """Batches of different sizes; one job without correction, one with all sample weights 0."""
     case, local = CASES[name], LOCALS[how]
     learner = cast("FleetLearner", case.learner(folder))
     model, jobs = (

@@ -41,15 +41,15 @@ def written_out(
 ) -> list[float]:
     """Sample by sample, predictor by predictor."""
     factors = learner.drawn(np.array(alpha), job.seed).tolist()
-    said = learner.predicted(job.batch.x).tolist()
+    predicted = learner.predicted(job.batch.x).tolist()
     first, q = list(alpha), len(alpha)
     for _ in range(local.epochs):
         gradient = [0.0] * q
         for i, y in enumerate(job.batch.y.tolist()):
-            mixed = sum(alpha[k] * factors[k] * said[k][i][y] for k in range(q))
+            mixed = sum(alpha[k] * factors[k] * predicted[k][i][y] for k in range(q))
             for k in range(q):
                 gradient[k] -= (
-                    job.weights[i] / sum(job.weights) * factors[k] * said[k][i][y] / mixed
+                    job.weights[i] / sum(job.weights) * factors[k] * predicted[k][i][y] / mixed
                 )
         for k in range(q):
             gradient[k] += job.correction[k] + local.proximal * (alpha[k] - first[k])  # type: ignore[index]
@@ -79,7 +79,7 @@ def test_a_device_trains_by_the_formula(base: str, sampled: int | None, sampling
     assert np.abs(trained - alpha).max() > 1e-2
 
 
-def test_it_keeps_the_laws_of_learners(base: str) -> None:
+def test_it_satisfies_the_invariants_of_learners(base: str) -> None:
     assert "finite-differences" in check_learner(
         FedBoost((FEATURES,), CLASSES, predictors=base), samples(40)
     )
@@ -96,7 +96,7 @@ def test_a_predictor_is_sent_by_its_weight_and_counts_on_average_as_if_all_were(
     np.testing.assert_allclose(often, 2 / PREDICTORS, atol=0.03)
 
 
-def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None:
+def test_what_is_impossible_is_reported_in_a_sentence(base: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no predictors"):
         FedBoost((FEATURES,), CLASSES, predictors=str(tmp_path / "nothing.npz"))
     with pytest.raises(DataError, match="does not fit: a predictor of this data has"):
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_told_in_a_sentence(base: str, tmp_path: Path) -> None
 def test_any_policy_keeps_samples_for_it(tmp_path: Path, policy: str) -> None:
     """`balanced-reservoir` comes with the gist.
 
-    Which mends the steps of the mixture's weights as it does any other.
+    It corrects the steps of the mixture's weights like any others.
     """
     net = DenseLearner((30, 10))
     np.savez(

@@ -22,11 +22,15 @@ from tests.learn.written_out import CASES, WrittenOut, batch_of, torch_case
 
 
 def grouped() -> nn.Module:
-    """Convolutions in groups and without a bias, and a linear layer that is used at several places."""
+    """Convolutions in groups, one without a bias, and a linear layer used at several places."""
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, groups=2, stride=2), nn.ReLU(), nn.Conv2d(4, 3, 2, bias=False), nn.Linear(2, 5),
-        nn.Flatten(), nn.Linear(30, 4),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, 3, groups=2, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(4, 3, 2, bias=False),
+        nn.Linear(2, 5),
+        nn.Flatten(),
+        nn.Linear(30, 4),
+    )
 
 
 MEASURED = {
@@ -55,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_inner_products_are_those_of_the_gradients(
     name: str, n: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few samples of a chain go through it in one pass with those of other devices, more on their own."""
+    """Few samples of a chain share one pass with those of other devices; many get their own."""
     monkeypatch.setattr(torch_measurements, "_BLOCK", 400)
     case = MEASURED[name]
     learner, batch = case.learner(folder), batch_of(case, n)
@@ -106,9 +110,7 @@ def test_many_devices_measure_inner_products_as_they_would_alone(name: str, fold
     assert isinstance(before[0], TracedMeasurements) == chained
 
 
-def test_deferred_measurements_have_the_inner_products_of_what_they_stand_for_and_parts_have_none() -> (
-    None
-):
+def test_deferred_measurements_have_the_right_inner_products_and_parts_have_none() -> None:
     learner, batch = DenseLearner((6, 5, 3)), batch_of(CASES["dense"], 8)
     old, new = (learner.probe(learner.initial(seed)).measure(batch) for seed in (0, 1))
     expected = old.inner(new)

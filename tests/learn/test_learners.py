@@ -1,4 +1,4 @@
-"""What holds of every learner: finite differences, chunks, frozen probes, refused layers, names of models."""
+"""What holds of every learner: finite differences, chunks, frozen probes, rejected layers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The exported model: the same values as torch, new weights without the onnx library, nothing that runs code."""
+"""The exported model: torch's values, new weights without the onnx library, no executable code."""
 
 import sys
 from pathlib import Path
@@ -45,7 +45,7 @@ def batch(n: int) -> Batch:
     )
 
 
-def test_it_obeys_the_laws_of_learners(exported: Path) -> None:
+def test_it_satisfies_the_invariants_of_learners(exported: Path) -> None:
     assert check_learner(OnnxLearner(exported), batch(12))
 
 

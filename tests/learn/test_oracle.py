@@ -40,7 +40,7 @@ class Normed(torch.nn.Module):
 
 
 class Strange(torch.nn.Module):
-    """Strided, dilated and grouped convolutions, a linear layer along a sequence, missing biases."""
+    """Strided, dilated and grouped convolutions, a linear layer on a sequence, missing biases."""
 
     def __init__(self) -> None:
         super().__init__()

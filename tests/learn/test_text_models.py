@@ -1,4 +1,4 @@
-"""The models for text keep the laws of learners, and learn."""
+"""The models for text satisfy the invariants of learners, and learn."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def contexts(n: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", ["char-mlp", "char-gru", "char-transformer"])
-def test_it_keeps_the_laws_of_learners_and_knows_places(name: str) -> None:
+def test_it_satisfies_the_invariants_of_learners_and_uses_positions(name: str) -> None:
     length = {} if name == "char-gru" else {"length": LENGTH}
     learner = learner_for(name, (LENGTH,), SYMBOLS, **length)
     assert "one-by-one" in check_learner(learner, contexts(12))

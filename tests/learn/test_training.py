@@ -1,4 +1,4 @@
-"""Weighted local SGD (Eq. 12) against a loop written by hand, and many devices against one at a time."""
+"""Weighted local SGD (Eq. 12) against a loop written by hand; many devices against single ones."""
 
 import subprocess
 import sys
@@ -131,7 +131,7 @@ def test_numpy_and_torch_train_alike_in_mini_batches() -> None:
 
 
 def test_a_device_needs_no_symbolic_mathematics() -> None:
-    """torch loads sympy, half a second and 30 MB, for gradients that are asked for in a certain way."""
+    """torch loads sympy, half a second and 30 MB, for some ways to compute gradients."""
     pytest.importorskip("torch")
     program = (
         "import sys; import numpy as np; from fedkeep.core.protocols import TrainingJob\n"

@@ -1,4 +1,4 @@
-"""Weighted mean gradients of torch models, by closed forms and by autograd, against single samples."""
+"""Weighted mean gradients of torch models, by closed forms and autograd, against single ones."""
 
 import numpy as np
 import pytest

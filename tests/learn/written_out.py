@@ -1,4 +1,4 @@
-"""The formulas written out in double precision by autograd, one sample at a time, and the learners to compare."""
+"""The formulas by autograd in double precision, one sample at a time, and learners to compare."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +111,10 @@ class WrittenOut:
         return np.stack(rows)
 
     def trained(self, model: Vector, job: TrainingJob, local: LocalTraining) -> FloatArray:
-        """w <- w - eta [sum_i gamma_i grad l_i(w) / sum_i gamma_i + correction + mu (w - w_0)], step by step."""
+        """Local SGD, step by step.
+
+        w <- w - eta [sum_i gamma_i grad l_i(w) / sum_i gamma_i + correction + mu (w - w_0)].
+        """
         w = model.astype(np.float64)
         for index in minibatches(len(job.batch), local, job.seed):
             part, gamma = job.batch.take(index), job.weights[index]

@@ -115,7 +115,7 @@ def test_a_silent_fleet_stores_nothing() -> None:
     assert Exact(1, 1).plan(fleet).quotas.tolist() == [[0, 0]]
 
 
-def test_an_optimum_out_of_reach_is_told_and_points_to_greedy() -> None:
+def test_an_optimum_out_of_reach_is_reported_and_points_to_greedy() -> None:
     fleet = random_fleet(0, devices=40, labels=10)
     with pytest.raises(FedkeepError, match="Use the greedy coordinator"):
         Exact(3, 3, unbiased=True, seconds=1e-6).plan(fleet)

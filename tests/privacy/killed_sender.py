@@ -1,6 +1,6 @@
-"""Sends reports through a guard from children that are killed; prints what was sent and charged.
+"""Sends reports through a mechanism from children that are killed; prints what went and its cost.
 
-Run by test_kills.py as a process of its own: `killed_sender.py LEDGER KILLS charge-first|send-first`.
+Run by test_kills.py as a separate process: `killed_sender.py LEDGER KILLS charge-first|send-first`.
 """
 
 import itertools
@@ -26,20 +26,20 @@ def send_until_killed(path: Path, outbox: int, charge_first: bool) -> None:
     """The device: one report after the other, each a byte in the outbox once it has left."""
     file = LedgerFile(path)
     waiting: list[State] = []
-    guard = DPMechanism(
+    mechanism = DPMechanism(
         OPTIONS, file.open(), file.commit if charge_first else waiting.append, np.zeros
     )
     order = TrainOrder(0, np.zeros(P, np.float32), None, LocalTraining(0.1, 1))
     for number in itertools.count(1):
         fresh = np.full(P, 0.1 / number, np.float32)
-        guard.release(Report(0, order.model, 1.0, 1, 1, fresh, 1), order)
+        mechanism.release(Report(0, order.model, 1.0, 1, 1, fresh, 1), order)
         os.write(outbox, b"r")
         while waiting:
             file.commit(waiting.pop())
 
 
 def sent_by_a_killed_child(path: Path, after: int, delay: float, charge_first: bool) -> int:
-    """How many reports left a child that was killed `delay` seconds after its report number `after`."""
+    """How many reports left a child that was killed `delay` seconds after its report `after`."""
     inbox, outbox = os.pipe()
     child = os.fork()
     if child == 0:

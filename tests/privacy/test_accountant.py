@@ -189,15 +189,32 @@ SOUND = {name: values.tolist() for name, values in PrivacyLedger().snapshot().it
 @pytest.mark.parametrize(
     "body",
     [
-        "", "{", "[]", "7", "null", "{}", "[" * 100_000, '{"composed": "all"}',
-        *(json.dumps({**SOUND, **change}) for change in (
-            {"composed": [[0.0], [0.0, 1.0]]}, {"composed": ["a", "b"]}, {"composed": None}, {"releases": [10**400, 0]},
-            {"sample_ids": [1, 2]}, {"sample_ids": ["x"], "sample_costs": [[0, 0, 0, 0]]}, {"sample_ids": 7},
-            {"sample_ids": [1], "sample_costs": [[1.0, 2.0]]}, {"sample_ids": [1], "sample_costs": [[-1.0, 0, 0, 0]]},
-            {"sample_ids": [1], "sample_costs": [[float("nan"), 0, 0, 0]]}, {"sample_costs": {"a": 1}},
-        )),
+        "",
+        "{",
+        "[]",
+        "7",
+        "null",
+        "{}",
+        "[" * 100_000,
+        '{"composed": "all"}',
+        *(
+            json.dumps({**SOUND, **change})
+            for change in (
+                {"composed": [[0.0], [0.0, 1.0]]},
+                {"composed": ["a", "b"]},
+                {"composed": None},
+                {"releases": [10**400, 0]},
+                {"sample_ids": [1, 2]},
+                {"sample_ids": ["x"], "sample_costs": [[0, 0, 0, 0]]},
+                {"sample_ids": 7},
+                {"sample_ids": [1], "sample_costs": [[1.0, 2.0]]},
+                {"sample_ids": [1], "sample_costs": [[-1.0, 0, 0, 0]]},
+                {"sample_ids": [1], "sample_costs": [[float("nan"), 0, 0, 0]]},
+                {"sample_costs": {"a": 1}},
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_crafted_ledger_file_with_a_right_checksum_is_refused_in_one_sentence(
     tmp_path: Path, body: str
 ) -> None:

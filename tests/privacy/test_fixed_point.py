@@ -78,7 +78,7 @@ def test_differences_add_up_to_the_latest_of_every_device_whatever_gets_lost(
     np.testing.assert_allclose(fleet.values(), expected, atol=1e-12)
 
 
-def test_rebasing_forgets_those_who_left() -> None:
+def test_rebasing_drops_devices_that_left() -> None:
     fleet = FleetProfiles(3, FixedPoint(1.0, 3))
     values = np.array([[0.5, 0.5], [0.25, 0.25], [0.125, 0.125]])
     fleet.round(0, {0: True, 1: True, 2: True}, values)

@@ -1,4 +1,4 @@
-"""What passes the guard: noised, without an estimator, or nothing; charged before it goes."""
+"""What the mechanism releases: noised, without an estimator, or nothing; charged before it goes."""
 
 import math
 from dataclasses import replace
@@ -44,7 +44,7 @@ class Journal:
         self.states.append(state)
 
 
-def guard(
+def build_mechanism(
     options: PrivacyOptions, ledger: PrivacyLedger | None = None, journal: Journal | None = None
 ) -> DPMechanism:
     return DPMechanism(options, ledger or PrivacyLedger(), (journal or Journal()).commit, ones)
@@ -52,7 +52,7 @@ def guard(
 
 def test_without_an_epsilon_nothing_is_changed_or_charged() -> None:
     journal = Journal()
-    sent = guard(PrivacyOptions(), journal=journal).release(report(), order())
+    sent = build_mechanism(PrivacyOptions(), journal=journal).release(report(), order())
     np.testing.assert_array_equal(sent.model, report().model)
     assert sent.local_gradient is not None
     np.testing.assert_array_equal(sent.local_gradient, report().local_gradient)
@@ -62,7 +62,7 @@ def test_without_an_epsilon_nothing_is_changed_or_charged() -> None:
 def test_a_samples_noise_shrinks_with_the_samples_and_a_devices_does_not() -> None:
     for unit, sensitivity in (("sample", 2 * 0.5 / N), ("device", 2 * 0.5)):
         options = PrivacyOptions(epsilon=1.0, clip=0.5, unit=unit)  # type: ignore[arg-type]
-        sent = guard(options).release(report(), order()).local_gradient
+        sent = build_mechanism(options).release(report(), order()).local_gradient
         clean = report().local_gradient
         assert sent is not None
         assert clean is not None
@@ -88,13 +88,13 @@ def test_noise_has_the_promised_size_and_no_result_is_longer_than_the_clip(
     )
 
     def released(scale: float) -> FloatArray:
-        door = DPMechanism(
+        mechanism = DPMechanism(
             options,
             PrivacyLedger(),
             Journal().commit,
             lambda n: scale * np.random.default_rng(0).standard_normal(n),
         )
-        sent = door.release(nothing, order())
+        sent = mechanism.release(nothing, order())
         vector = sent.local_gradient if protect == ("estimator",) else sent.model
         assert vector is not None
         return vector.astype(np.float64)
@@ -132,9 +132,9 @@ def test_nothing_leaves_when_the_ledger_cannot_be_committed() -> None:
 
 def test_sample_level_estimators_of_a_stream_never_run_out() -> None:
     ledger = PrivacyLedger()
-    door = guard(PrivacyOptions(epsilon=1.0), ledger)
+    mechanism = build_mechanism(PrivacyOptions(epsilon=1.0), ledger)
     for round_ in range(30):
-        sent = door.release(report(round_), order(round_, round_ - 1 if round_ else None))
+        sent = mechanism.release(report(round_), order(round_, round_ - 1 if round_ else None))
         assert sent.local_gradient is not None
     assert ledger.epsilon("sample", 1e-5) == pytest.approx(1.0)
     assert ledger.epsilon("device", 1e-5) > 100
@@ -142,11 +142,11 @@ def test_sample_level_estimators_of_a_stream_never_run_out() -> None:
 
 def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -> None:
     strict, lenient = (
-        guard(PrivacyOptions(epsilon=1.0)),
-        guard(PrivacyOptions(epsilon=1.0, retransmissions=1)),
+        build_mechanism(PrivacyOptions(epsilon=1.0)),
+        build_mechanism(PrivacyOptions(epsilon=1.0, retransmissions=1)),
     )
-    for door in (strict, lenient):
-        assert door.release(report(0), order(0)).local_gradient is not None
+    for mechanism in (strict, lenient):
+        assert mechanism.release(report(0), order(0)).local_gradient is not None
     assert strict.release(report(1), order(1)).local_gradient is None
     assert lenient.release(report(1), order(1)).local_gradient is not None
     assert strict.release(report(2), order(2, accepted=1)).local_gradient is not None
@@ -155,9 +155,9 @@ def test_a_lost_estimator_is_not_sent_twice_unless_the_budget_planned_for_it() -
 
 def test_the_same_estimator_goes_out_again_with_the_same_noise_and_for_nothing() -> None:
     ledger, journal = PrivacyLedger(), Journal()
-    door = DPMechanism(PrivacyOptions(epsilon=1.0), ledger, journal.commit)
-    first = door.release(report(0), order(0)).local_gradient
-    again = door.release(replace(report(0), round=1), order(1)).local_gradient
+    mechanism = DPMechanism(PrivacyOptions(epsilon=1.0), ledger, journal.commit)
+    first = mechanism.release(report(0), order(0)).local_gradient
+    again = mechanism.release(replace(report(0), round=1), order(1)).local_gradient
     assert first is not None
     assert again is not None
     np.testing.assert_array_equal(first, again)
@@ -165,16 +165,18 @@ def test_the_same_estimator_goes_out_again_with_the_same_noise_and_for_nothing()
 
 
 def test_spending_tells_both_units_and_what_is_left() -> None:
-    door = guard(PrivacyOptions(epsilon=2.0, unit="device", planned_participations=4))
-    assert door.spending().left == 2.0
+    mechanism = build_mechanism(
+        PrivacyOptions(epsilon=2.0, unit="device", planned_participations=4)
+    )
+    assert mechanism.spending().left == 2.0
     for round_ in range(4):
-        door.release(report(round_), order(round_))
-    spending = door.spending()
+        mechanism.release(report(round_), order(round_))
+    spending = mechanism.spending()
     assert spending.device_epsilon == pytest.approx(2.0)
     assert spending.sample_epsilon < 0.1
     assert spending.left == pytest.approx(0.0, abs=1e-6)
-    assert door.snapshot()["ledger.releases"].tolist() == [4, 0, 0]
-    assert guard(PrivacyOptions()).spending().left is None
+    assert mechanism.snapshot()["ledger.releases"].tolist() == [4, 0, 0]
+    assert build_mechanism(PrivacyOptions()).spending().left is None
 
 
 @pytest.mark.parametrize("on_exhausted", ["without-estimator", "absent"])
@@ -185,16 +187,16 @@ def test_at_the_end_of_a_devices_budget_it_goes_on_without_estimator_or_stays_aw
     options = PrivacyOptions(
         epsilon=2.0, unit="device", planned_participations=3, on_exhausted=on_exhausted
     )  # type: ignore[arg-type]
-    door = guard(options, ledger)
+    mechanism = build_mechanism(options, ledger)
     for round_ in range(3):
-        assert door.release(report(round_), order(round_)).local_gradient is not None
+        assert mechanism.release(report(round_), order(round_)).local_gradient is not None
     spent = ledger.epsilon("device", 1e-5)
     assert spent == pytest.approx(2.0)
     if on_exhausted == "absent":
         with pytest.raises(BudgetSpentError, match="nothing was sent"):
-            door.release(report(3), order(3))
+            mechanism.release(report(3), order(3))
     else:
-        sent = door.release(report(3), order(3))
+        sent = mechanism.release(report(3), order(3))
         assert (sent.local_gradient, sent.gradient_samples) == (None, 0)
         np.testing.assert_array_equal(sent.model, report().model)
     assert ledger.epsilon("device", 1e-5) == spent
@@ -205,13 +207,13 @@ def test_a_protected_model_is_clipped_and_noised_and_stops_with_its_budget() -> 
         epsilon=5.0, protect=("estimator", "model"), model_clip=0.1, planned_participations=2
     )
     ledger = PrivacyLedger()
-    door = guard(options, ledger)
-    sent = door.release(report(0), order(0))
+    mechanism = build_mechanism(options, ledger)
+    sent = mechanism.release(report(0), order(0))
     np.testing.assert_allclose(sent.model, 0.1 / math.sqrt(P), rtol=1e-5)
     assert np.linalg.norm(sent.model) <= 0.1 * (1 + 1e-5)
-    door.release(report(1), order(1, accepted=0))
+    mechanism.release(report(1), order(1, accepted=0))
     with pytest.raises(BudgetSpentError):
-        door.release(report(2), order(2, accepted=1))
+        mechanism.release(report(2), order(2, accepted=1))
     assert ledger.epsilon("sample", 1e-5) <= 5.0 * (1 + 1e-6)
 
 
@@ -219,21 +221,21 @@ def test_the_estimator_gives_way_to_a_protected_model() -> None:
     options = PrivacyOptions(
         epsilon=5.0, unit="device", protect=("estimator", "model"), planned_participations=2
     )
-    door = guard(options)
-    door.release(report(0), order(0))
-    door.release(replace(report(1), local_gradient=None, gradient_samples=0), order(1))
-    sent = door.release(report(2), order(2))
+    mechanism = build_mechanism(options)
+    mechanism.release(report(0), order(0))
+    mechanism.release(replace(report(1), local_gradient=None, gradient_samples=0), order(1))
+    sent = mechanism.release(report(2), order(2))
     assert sent.local_gradient is None, "of four releases one was left, which went to the model"
     with pytest.raises(BudgetSpentError):
-        door.release(report(3), order(3))
+        mechanism.release(report(3), order(3))
 
 
 def test_a_report_of_no_data_costs_nothing() -> None:
     journal = Journal()
     empty = replace(report(weight=0.0), local_gradient=None, gradient_samples=0)
-    guard(PrivacyOptions(epsilon=1.0, protect=("estimator", "model")), journal=journal).release(
-        empty, order()
-    )
+    build_mechanism(
+        PrivacyOptions(epsilon=1.0, protect=("estimator", "model")), journal=journal
+    ).release(empty, order())
     assert journal.states == []
 
 
@@ -250,18 +252,18 @@ def test_what_is_not_finite_stays_on_the_device(field: str, bad: float) -> None:
     )
     for options in (PrivacyOptions(epsilon=1.0), PrivacyOptions()):
         with pytest.raises(RejectedError, match="not finite"):
-            guard(options, journal=journal).release(spoiled, order())
+            build_mechanism(options, journal=journal).release(spoiled, order())
     assert journal.states == []
 
 
 def test_an_estimator_that_was_not_clipped_is_refused() -> None:
     long = replace(report(), local_gradient=np.full(P, 1.0, np.float32))
     with pytest.raises(RejectedError, match="unclipped local gradient"):
-        guard(PrivacyOptions(epsilon=1.0)).release(long, order())
+        build_mechanism(PrivacyOptions(epsilon=1.0)).release(long, order())
 
 
 @pytest.mark.parametrize("unit", ["sample", "device"])
-def test_a_protected_profile_is_noised_once_and_then_told_again(
+def test_a_protected_profile_is_noised_once_and_then_repeated(
     unit: Literal["sample", "device"],
 ) -> None:
     options = PrivacyOptions(
@@ -269,29 +271,29 @@ def test_a_protected_profile_is_noised_once_and_then_told_again(
     )
     profile = Profile(5, np.array([3.0, 0.0, 4.0]))
     ledger = PrivacyLedger()
-    door = guard(options, ledger)
-    sent = door.release_profile(profile, window=20.0)
+    mechanism = build_mechanism(options, ledger)
+    sent = mechanism.release_profile(profile, window=20.0)
     sensitivity = math.sqrt(2) * (1 / 20 if unit == "sample" else 10)
     np.testing.assert_allclose(
         sent.velocity, profile.velocity + options.noise_multiplier() * sensitivity
     )
-    restarted = guard(options)
-    restarted.restore(door.snapshot())
-    for again in (door, restarted):
+    restarted = build_mechanism(options)
+    restarted.restore(mechanism.snapshot())
+    for again in (mechanism, restarted):
         np.testing.assert_array_equal(
             again.release_profile(Profile(5, np.ones(3)), 20.0).velocity, sent.velocity
         )
     assert ledger.snapshot()["releases"][2] == 1
-    door.release(report(), order())
+    mechanism.release(report(), order())
     with pytest.raises(BudgetSpentError, match="profile"):
-        guard(options, ledger).release_profile(profile, window=20.0)
+        build_mechanism(options, ledger).release_profile(profile, window=20.0)
 
 
 def test_noisy_velocities_are_never_negative() -> None:
-    door = DPMechanism(
+    mechanism = DPMechanism(
         PrivacyOptions(epsilon=1.0, protect=("profile",)),
         PrivacyLedger(),
         Journal().commit,
         lambda n: -ones(n),
     )
-    assert door.release_profile(Profile(5, np.zeros(3)), window=1.0).velocity.min() == 0
+    assert mechanism.release_profile(Profile(5, np.zeros(3)), window=1.0).velocity.min() == 0

@@ -88,7 +88,7 @@ def test_the_sum_is_exact_whoever_drops_out_at_whatever_step(
     np.testing.assert_array_equal(unmasked, total(present))
 
 
-def test_a_masked_vector_says_nothing_of_what_it_hides() -> None:
+def test_a_masked_vector_reveals_nothing_of_what_it_hides() -> None:
     zeros = np.zeros(SIZE, DTYPE)
     seen = np.concatenate(
         [np.frombuffer(session(3, 2).masked(0, zeros).words, DTYPE) for _ in range(300)]

@@ -14,7 +14,7 @@ from fedkeep.core.types import Profile, Report
 pytest.importorskip("Crypto", reason="needs the privacy extra")
 
 from fedkeep.privacy.options import PrivacyOptions
-from fedkeep.privacy.secagg import protocol as told
+from fedkeep.privacy.secagg import protocol
 from fedkeep.privacy.secagg.client import SecureAggregationClient
 from fedkeep.privacy.secagg.server import SecureAggregationServer
 
@@ -61,9 +61,9 @@ class FleetProfiles:
                 self.server.round, orders[d].model, 0.0, 0, 0, None if silent else gradient, 5
             )
             held = self.members[d].hold(
-                report, orders[d], self.members[d].terms(told.encode(opened.terms[d]))
+                report, orders[d], self.members[d].terms(protocol.encode(opened.terms[d]))
             )
-            keys[d] = told.decode(held, told.Keys)
+            keys[d] = protocol.decode(held, protocol.Keys)
             self.latest[d] = gradient
         self._close(opened, keys)
 
@@ -75,26 +75,28 @@ class FleetProfiles:
         self.server.restore(before)
         self.book.restore(sums)
 
-    def _close(self, opened: told.AggregationSession, keys: dict[int, told.Keys]) -> None:
-        def ask(device: int, question: told.Request) -> bytes:
+    def _close(self, opened: protocol.AggregationSession, keys: dict[int, protocol.Keys]) -> None:
+        def ask(device: int, question: protocol.Request) -> bytes:
             self.members[device].restore(self.members[device].snapshot())
-            return self.members[device].answer(told.encode(question))
+            return self.members[device].answer(protocol.encode(question))
 
         roster = opened.open({d: k.keys for d, k in keys.items()})
-        sealed = {d: told.decode(ask(d, roster), told.Envelopes) for d in keys}
+        sealed = {d: protocol.decode(ask(d, roster), protocol.Envelopes) for d in keys}
         for d, envelopes in opened.route(sealed).items():
-            masked = told.decode(ask(d, envelopes), told.MaskedWords)
+            masked = protocol.decode(ask(d, envelopes), protocol.MaskedWords)
             opened.receive(d, masked)
         survivors = opened.survivors()
         shares = {
-            d: told.decode(ask(d, told.Survivors(opened.session, survivors)), told.OpenedShares)
+            d: protocol.decode(
+                ask(d, protocol.Survivors(opened.session, survivors)), protocol.OpenedShares
+            )
             for d in keys
         }
         total = opened.total(shares)
         self.book.close(opened, survivors, lost=any(k.lost for k in keys.values()), total=total)
 
     def expect(self, devices: list[int]) -> None:
-        """The direction is the mean over these devices' latest gradients, weighted by their rates."""
+        """The direction is the mean of these devices' latest gradients, weighted by their rates."""
         weights = np.array([3.0 * (d + 1) for d in devices])
         mean = weights @ np.stack([self.latest[d] for d in devices]) / weights.sum()
         np.testing.assert_allclose(self.server.estimator.direction(), mean, atol=1e-6)  # type: ignore[arg-type]
@@ -110,7 +112,7 @@ def test_the_latest_of_every_device_counts_across_rounds_and_restarts() -> None:
     fleet.expect([0, 1, 2, 3])
 
 
-def test_where_nobody_has_an_estimator_there_is_no_direction() -> None:
+def test_without_an_estimator_there_is_no_direction() -> None:
     fleet = FleetProfiles()
     fleet.round([0, 1], silent=True)
     assert fleet.server.estimator.direction() is None

@@ -1,4 +1,4 @@
-"""Rounds whose server sees only sums: the same g_hat (Eq. 8) and the same model (Eq. 2) as one that sees everything."""
+"""Rounds whose server sees only sums: the g_hat (Eq. 8) and model (Eq. 2) of one that sees all."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ GRID = FixedPoint(bound=1.0, summands=DEVICES)
 
 
 def summed(session: bytes, sent: dict[int, Words], dropped: set[int]) -> Words:
-    """The sum over those who did not drop out after the keys were shared; the server sees nothing else."""
+    """The sum over those who stayed after the keys were shared; the server sees nothing else."""
     threshold = len(sent) // 2 + 1
     devices = {
         d: MaskingDevice(d, session, threshold, words.tobytes()) for d, words in sent.items()

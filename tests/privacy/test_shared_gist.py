@@ -1,4 +1,4 @@
-"""What a gist tells: the local one nothing, the shared one no more than its bound, of every sample again and again."""
+"""What a gist reveals: a local one nothing, a shared one at most its bound, of every sample."""
 
 from dataclasses import fields
 from typing import Any
@@ -58,7 +58,7 @@ def order(round_: int) -> TrainOrder:
     )
 
 
-def told(played: Device, streams: list[Batch]) -> list[FloatArray]:
+def reported(played: Device, streams: list[Batch]) -> list[FloatArray]:
     """What a device tells of these streams, one a round."""
     gists = []
     for round_, batch in enumerate(streams):
@@ -69,7 +69,7 @@ def told(played: Device, streams: list[Batch]) -> list[FloatArray]:
     return gists
 
 
-# -- why a shared gist is refused for single samples -----------------------------------------------------------------
+# -- why a shared gist is refused for single samples -----------------------------------------
 
 
 def test_one_sample_is_in_the_gist_of_many_reports() -> None:
@@ -77,8 +77,8 @@ def test_one_sample_is_in_the_gist_of_many_reports() -> None:
     other = Batch(streams[0].x.copy(), streams[0].y, streams[0].ids)
     other.x[0] = 5.0
     pairs = zip(
-        told(device("shared", None), streams),
-        told(device("shared", None), [other, *streams[1:]]),
+        reported(device("shared", None), streams),
+        reported(device("shared", None), [other, *streams[1:]]),
         strict=True,
     )
     moved = [float(np.linalg.norm(one - two)) for one, two in pairs]
@@ -116,7 +116,7 @@ def test_what_has_a_bound_is_not_refused(tables: dict[str, Any]) -> None:
     assert resolve({"task": {"name": "demo"}, **tables}).privacy.epsilon == 8.0
 
 
-# -- the bound, and what it costs ------------------------------------------------------------------------------------
+# -- the bound, and what it costs ------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
@@ -124,8 +124,8 @@ def test_what_has_a_bound_is_not_refused(tables: dict[str, Any]) -> None:
 def test_no_two_devices_tell_gists_further_apart_than_twice_the_clip(
     one: int, other: int, scale: float
 ) -> None:
-    first = told(device("shared"), [world(one), world(one + 100)])
-    second = told(device("shared"), [world(other, scale), world(other + 100, scale)])
+    first = reported(device("shared"), [world(one), world(one + 100)])
+    second = reported(device("shared"), [world(other, scale), world(other + 100, scale)])
     for mine, yours in zip(first, second, strict=True):
         assert np.linalg.norm(mine - yours) <= 2 * CLIP * (1 + 1e-5)
 
@@ -146,16 +146,16 @@ def test_the_noise_is_made_for_the_whole_device_and_every_report_composes() -> N
         drawn.append(size)
         return np.full(size, 1e-6)
 
-    guard = DPMechanism(options, PrivacyLedger(), lambda _: None, recorded)
+    mechanism = DPMechanism(options, PrivacyLedger(), lambda _: None, recorded)
     multiplier = options.noise_multiplier()
     sent = []
     for number, (report, asked) in enumerate(reports(4), start=1):
-        sent.append(guard.release(report, asked))
+        sent.append(mechanism.release(report, asked))
         paid = min(number, 3)
-        assert guard.spending().device_epsilon == pytest.approx(
+        assert mechanism.spending().device_epsilon == pytest.approx(
             epsilon_spent(paid / multiplier**2, options.delta)
         )
-    assert guard.spending().device_epsilon == pytest.approx(4.0, rel=1e-6)
+    assert mechanism.spending().device_epsilon == pytest.approx(4.0, rel=1e-6)
     assert [s.local_gradient is None for s in sent] == [False, False, False, True]
     assert drawn == [LEARNER.size] * 3
     first = reports(1)[0][0].local_gradient
@@ -169,11 +169,11 @@ def test_a_device_that_must_stay_away_sends_nothing_once_its_gists_are_paid_for(
     options = PrivacyOptions(
         epsilon=4.0, unit="device", clip=CLIP, planned_participations=1, on_exhausted="absent"
     )
-    guard = DPMechanism(options, PrivacyLedger(), lambda _: None)
+    mechanism = DPMechanism(options, PrivacyLedger(), lambda _: None)
     (first, asked), (second, asked_again) = reports(2)
-    guard.release(first, asked)
+    mechanism.release(first, asked)
     with pytest.raises(BudgetSpentError):
-        guard.release(second, asked_again)
+        mechanism.release(second, asked_again)
 
 
 def test_a_gist_that_was_not_clipped_does_not_pass() -> None:
@@ -183,21 +183,21 @@ def test_a_gist_that_was_not_clipped_does_not_pass() -> None:
         DPMechanism(options, PrivacyLedger(), lambda _: None).release(report, asked)
 
 
-# -- the local one ---------------------------------------------------------------------------------------------------
+# -- the local one ---------------------------------------------------------------------------
 
 
 def test_a_local_gist_costs_no_budget_and_leaves_every_field_but_the_model_as_it_was() -> None:
-    guard = DPMechanism(PrivacyOptions(epsilon=4.0), PrivacyLedger(), lambda _: None)
-    for (mended, asked), (plain, _) in zip(reports(3, "local"), reports(3, "none"), strict=True):
-        sent = guard.release(mended, asked)
+    mechanism = DPMechanism(PrivacyOptions(epsilon=4.0), PrivacyLedger(), lambda _: None)
+    for (corrected, asked), (plain, _) in zip(reports(3, "local"), reports(3, "none"), strict=True):
+        sent = mechanism.release(corrected, asked)
         same = [f.name for f in fields(Report) if f.name != "model"]
         assert [getattr(sent, name) for name in same] == [getattr(plain, name) for name in same]
         assert sent.model.nbytes == plain.model.nbytes
         assert not np.array_equal(sent.model, plain.model)
-    assert guard.spending().device_epsilon == 0.0
+    assert mechanism.spending().device_epsilon == 0.0
 
 
-# -- erasing ---------------------------------------------------------------------------------------------------------
+# -- erasing ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["local", "shared"])

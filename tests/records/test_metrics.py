@@ -107,7 +107,7 @@ def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) 
 
 def test_the_seeds_that_would_decide_are_counted() -> None:
     found = difference([0.03, 0.01, -0.01])
-    # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first holds for 18 seeds (t = 2.1098)
+    # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first for 18 seeds (t = 2.1098)
     assert (found.verdict, found.seeds_to_decide) == ("inconclusive", 18)
     assert difference([0.02, 0.03, 0.04]).seeds_to_decide is None
     assert difference([0.5]).seeds_to_decide is None
@@ -132,14 +132,15 @@ def test_differences_pair_seeds_and_compare_as_far_as_both_got() -> None:
     assert final.half_width == pytest.approx(12.7062 * 0.070711 / math.sqrt(2), rel=1e-4)
 
 
-def test_the_verdict_is_said_in_words() -> None:
+def test_the_verdict_is_given_in_words() -> None:
     base = [run("fifo", seed, {10: 0.5}) for seed in range(3)]
     better = [run("ode", seed, {10: 0.6 + seed / 100}) for seed in range(3)]
     alike = [run("sld", seed, {10: 0.5}) for seed in range(3)]
     open_ = [run("high-loss", seed, {10: 0.53 - seed / 50}) for seed in range(3)]
     assert sentences(compare([*base, *better, *alike, *open_])) == [
         "ode is better than fifo by 11.00 ± 2.48 points on toy.",
-        "high-loss against fifo is inconclusive on toy (+1.00 ± 4.97 points): about 18 seeds would decide it.",
+        "high-loss against fifo is inconclusive on toy (+1.00 ± 4.97 points): "
+        "about 18 seeds would decide it.",
         "sld is equivalent to fifo within a point on toy.",
     ]
     assert "one seed decides nothing" in sentences(compare([base[0], better[0]]))[0]
@@ -160,7 +161,7 @@ def test_a_frame_has_the_rows() -> None:
     assert list(table.columns[:5]) == ["task", "setting", "method", "seed", "round"]
 
 
-def test_a_frame_needs_pandas_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_without_pandas_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtraError, match=r"fedkeep\[frame\]"):
         frame([run("ode", 0, FIFO)])
@@ -213,11 +214,11 @@ def test_a_second_table_stands_against_the_base_that_ran() -> None:
 
 def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     runs = [run("fifo", 0, FIFO), run("gist-local", 0, FIFO)]
-    said = [
+    gist_lines = [
         GistLine(round=10 * n, participations=n, trust=0.2 * n, likeness=0.5, worth=30.0, reach=0.1)
         for n in (1, 3)
     ]
-    runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *said))
+    runs[1] = Run(runs[1].path, runs[1].header, (*runs[1].lines, *gist_lines))
     compared = compare(runs)
     assert compared.rows[0].gist == {}
     assert compared.rows[1].gist["trust"].mean == pytest.approx((0.2 + 3 * 0.6) / 4)
@@ -229,13 +230,13 @@ def test_what_a_gist_did_is_a_table_of_those_that_have_one() -> None:
     assert "gist" not in explanation(compare(runs[:1]))
 
 
-def test_one_vanishing_gradient_does_not_decide_what_is_told_of_the_reach() -> None:
+def test_one_vanishing_gradient_does_not_decide_the_reported_correction_norm() -> None:
     reaches = (0.3, 1e9, 0.5)
-    said = [
+    gist_lines = [
         GistLine(round=n, participations=1, trust=1, likeness=1, worth=1, reach=reach)
         for n, reach in enumerate(reaches)
     ]
-    assert pooled(said).reach == 0.5
+    assert pooled(gist_lines).reach == 0.5
 
 
 def test_a_method_is_compared_within_its_setting() -> None:
@@ -279,7 +280,7 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
     assert interval([0.5, 0.5, 0.5]) == 0.0
 
 
-def test_what_is_unfinished_empty_or_there_twice_is_told() -> None:
+def test_what_is_unfinished_empty_or_there_twice_is_reported() -> None:
     runs = [
         run("ode", 0, FIFO, finished=False),
         run("ode", 1, {}),

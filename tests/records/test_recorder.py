@@ -1,4 +1,4 @@
-"""A run's file: what is written reads back, a resumed run gives the same bytes, a torn line does no harm."""
+"""A run's file: it reads back, a resumed run gives the same bytes, a torn line does no harm."""
 
 import json
 import os
@@ -156,7 +156,7 @@ def test_resuming_a_finished_run_takes_its_end_away(tmp_path: Path) -> None:
     assert run.timings == ()
 
 
-def test_starting_anew_forgets_what_was_there(tmp_path: Path) -> None:
+def test_starting_again_discards_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.jsonl"
     write(path, HEADER, *evaluations(1, 2), Timing(round=1, seconds=1.0))
     with Recorder(path) as recorder:
@@ -172,8 +172,9 @@ def test_a_writer_killed_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> 
         import itertools, pathlib, sys
         from fedkeep.records import Evaluation, Recorder
         recorder = Recorder(pathlib.Path(sys.argv[1]))
+        parts = (0.5,) * 500
         for r in itertools.count(1):
-            recorder.write(Evaluation(round=r, accuracy=0.5, loss=1.0, device_accuracy=(0.5,) * 500))
+            recorder.write(Evaluation(round=r, accuracy=0.5, loss=1.0, device_accuracy=parts))
             print(r, flush=True)
     """)
     source = str(Path(__file__).parents[2] / "src")
@@ -239,7 +240,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
         assert found == (clean[:-1] if torn else clean), place
 
 
-def test_directories_without_runs_say_so(tmp_path: Path) -> None:
+def test_a_directory_without_runs_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a directory"):
         read_runs(tmp_path / "missing")
     (tmp_path / "other.jsonl").write_text('{"event": "login"}\n')
@@ -258,7 +259,7 @@ def test_runs_are_found_in_subdirectories_in_order(tmp_path: Path) -> None:
     assert [run.path.stem for run in read_runs(tmp_path)] == ["one", "two"]
 
 
-def test_a_record_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_written_is_reported_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write the run's record"):
         Recorder(tmp_path / "file" / "run.jsonl")

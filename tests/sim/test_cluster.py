@@ -1,4 +1,4 @@
-"""A sweep on a real Ray cluster of two nodes: the same bytes as on one machine, and it goes on where it stopped."""
+"""A sweep on a real Ray cluster of two nodes: the bytes of one machine, and it resumes."""
 
 import hashlib
 import json
@@ -32,19 +32,25 @@ from ray.cluster_utils import Cluster
 from fedkeep.config.experiment import expand
 from fedkeep.sim.sweep import run_sweep
 
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
+memory = 80_000_000
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": memory}
+)
 try:
-    cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    cluster.add_node(num_cpus=1, object_store_memory=memory)
     os.environ["RAY_ADDRESS"] = cluster.address
     cells = expand(json.loads(sys.argv[1]))
     out = Path(sys.argv[2])
-    told = []
-    run_sweep(cells[:2], out, jobs=1, resume=True, backend="ray", listen=lambda cell, round_, _: told.append(round_))
+    rounds = []
+    options = {"jobs": 1, "resume": True, "backend": "ray"}
+    options["listen"] = lambda cell, round_, _: rounds.append(round_)
+    run_sweep(cells[:2], out, **options)
     first = {p.name: p.stat().st_mtime_ns for p in out.glob("*.jsonl")}
-    run_sweep(cells, out, jobs=1, resume=True, backend="ray", listen=lambda cell, round_, _: told.append(round_))
+    run_sweep(cells, out, **options)
     again = [name for name, when in first.items() if (out / name).stat().st_mtime_ns != when]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    print(json.dumps({"nodes": sum(node["Alive"] for node in ray.nodes()), "told": told, "again": again}))
+    alive = sum(node["Alive"] for node in ray.nodes())
+    print(json.dumps({"nodes": alive, "rounds": rounds, "again": again}))
 finally:
     ray.shutdown()
     cluster.shutdown()
@@ -68,11 +74,15 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path)
     }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(TABLE), str(tmp_path / "ray")],
-        capture_output=True, text=True, env=around, timeout=240, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=around,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said == {"nodes": 2, "told": [30] * 4, "again": []}
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed == {"nodes": 2, "rounds": [30] * 4, "again": []}
     run_sweep(expand(TABLE), tmp_path / "here", jobs=1, resume=False, listen=lambda *_: None)
     assert len(digests(tmp_path / "here")) == 4
     assert digests(tmp_path / "ray") == digests(tmp_path / "here")
@@ -80,7 +90,7 @@ def test_a_cluster_of_two_nodes_gives_the_same_bytes_and_resumes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_without_a_cluster_it_says_how_to_start_one(
+def test_without_a_cluster_the_error_explains_how_to_start_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     pytest.importorskip("ray")

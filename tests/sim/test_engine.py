@@ -89,7 +89,7 @@ def test_measuring_the_rates_does_not_make_the_fleet_see_more(policy: str) -> No
 
 
 def test_devices_declare_what_they_counted_and_weigh_themselves_by_it() -> None:
-    """All arrive at known rates, so that after a whole pass the counted shares are the true ones."""
+    """All arrive at known rates, so after a whole pass the counted shares are the true ones."""
     stream = {"rounds_per_pass": 10}
     simulator = Simulator(
         resolve(experiment(profile={"measured": True, "every": 10, "window": 10.0}, stream=stream))
@@ -121,7 +121,7 @@ def test_unlimited_storage_so_far_begins_small_and_ends_as_all_there_is() -> Non
 
 
 def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Path) -> None:
-    """Over one round it can be computed by hand: the untrained model on all arrivals of the first round."""
+    """One round can be computed by hand: the untrained model on the first round's arrivals."""
     table = experiment(
         record={"every": 1, "prequential": True}, train={"rounds": 3, "learning_rate": 0.05}
     )
@@ -134,7 +134,7 @@ def test_prequential_accuracy_is_that_of_the_model_before_it_trains(tmp_path: Pa
     assert evaluations[1].prequential == pytest.approx(by_hand)
 
 
-def test_the_worst_devices_and_the_rarest_labels_have_their_say() -> None:
+def test_the_worst_devices_and_the_rarest_labels_are_measured() -> None:
     simulator = Simulator(resolve(experiment()))
     found = simulator.evaluate()
     ranked = np.sort(found.device_accuracy[~np.isnan(found.device_accuracy)])
@@ -305,7 +305,9 @@ def test_a_flipped_bit_is_noticed_on_resume(tmp_path: Path, finished: bool) -> N
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(
-        'task = { name = "demo", devices = 12 }\npolicy = { name = "fifo" }\nrecord = { every = 5 }\n'
+        'task = { name = "demo", devices = 12 }\n'
+        'policy = { name = "fifo" }\n'
+        "record = { every = 5 }\n"
         "train = { rounds = 100000, participation = 0.5 }\nsweep = { seed = [0, 1] }\n"
     )
     command = [
@@ -346,8 +348,10 @@ def children_of(pid: int) -> list[int]:
 def test_a_run_killed_outright_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     file = tmp_path / "kill.toml"
     file.write_text(
-        'task = { name = "demo", devices = 12 }\nrecord = { every = 5, checkpoint_every = 5 }\n'
-        'policy = { name = "ode" }\ntrain = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n'
+        'task = { name = "demo", devices = 12 }\n'
+        "record = { every = 5, checkpoint_every = 5 }\n"
+        'policy = { name = "ode" }\n'
+        "train = { rounds = 200, participation = 0.5, learning_rate = 0.05 }\n"
     )
     command = [
         sys.executable,
@@ -399,11 +403,11 @@ def test_a_changed_experiment_is_not_taken_for_the_old_one(tmp_path: Path) -> No
 def test_the_record_tells_the_score_that_each_sample_came_with(tmp_path: Path) -> None:
     """FIFO's score is the arrival's number, so scores rise along the list of comings and goings."""
     run = read_run(play(expand(experiment(policy={"name": "fifo"}))[0], tmp_path))
-    told = [
+    recorded = [
         [change.score for change in line.changes] for line in run.of(DeviceLine) if line.changes
     ]
-    assert told
-    for scores in told:
+    assert recorded
+    for scores in recorded:
         assert scores == sorted(scores, key=lambda score: -1.0 if score is None else score)
         assert scores[0] is not None
 

@@ -71,7 +71,7 @@ def test_the_digest_tells_settings_apart_and_does_not_mind_a_default_written_out
         assert resolve(TASK | other).digest() != plain
 
 
-def test_a_baseline_runs_uncoordinated_unless_told_otherwise() -> None:
+def test_a_baseline_runs_uncoordinated_by_default() -> None:
     tables = TASK | {"coordinator": {"name": "greedy", "labels_per_client": 2}}
     assert isinstance(resolve(tables | {"policy": {"name": "ode"}}).coordinator, Greedy)
     fifo = resolve(tables | {"policy": {"name": "fifo"}})
@@ -182,7 +182,7 @@ def test_a_sweep_over_a_nested_key_gives_every_run_its_own_value() -> None:
         ("class Mine(SelectionPolicy):\n    k: int = 3\n", "lacks a method: score"),
     ],
 )
-def test_a_policy_of_ones_own_that_cannot_run_is_told_before_it_does(
+def test_a_custom_policy_that_cannot_run_is_rejected_before_it_does(
     tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -233,7 +233,7 @@ class Mine(Greedy):
 """
 
 
-def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
+def test_every_part_may_be_a_custom_class(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     name = f"{tmp_path}/own.py:{{}}".format
     table: Table = {
@@ -267,7 +267,7 @@ def test_every_part_may_be_a_class_of_ones_own(tmp_path: Path) -> None:
         ("coordinator", "np", "is no coordinator"),
     ],
 )
-def test_a_class_that_is_something_else_is_told(
+def test_a_class_that_is_something_else_is_rejected(
     tmp_path: Path, key: str, named: str, message: str
 ) -> None:
     (tmp_path / "own.py").write_text(OWN)

@@ -1,4 +1,4 @@
-"""Records of runs that never happened, for the tests of all that reads records: valid, repeatable, lively."""
+"""Records of runs that never happened, for tests of what reads records: valid and repeatable."""
 
 import base64
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def picture(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class FakeRun:
-    """One run, written as far as it is told to go."""
+    """One run, written as far as asked."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FakeRun:
         self._recorder.write(End(round=self.round, digest="5eed"))
 
     def __del__(self) -> None:
-        """A run that is let go of is a run that was stopped: its record may be written by another."""
+        """A run that is dropped is stopped: its record may be written by another."""
         self._recorder.close()
 
     def _plan(self) -> np.ndarray:

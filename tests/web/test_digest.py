@@ -1,4 +1,4 @@
-"""What the page knows of a run: subsampled out without losing a count, and following a file that changes."""
+"""The page's view of a run: subsampled without losing a count, following a file that changes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_the_clock_beside_the_run_is_shown(tmp_path: Path, fleet: dict[str, Any]
     assert only(DirectoryFeed(tmp_path).since(0))["seconds"] == pytest.approx(20 * 0.11)
 
 
-def test_watching_what_is_no_directory_says_so(tmp_path: Path) -> None:
+def test_watching_what_is_no_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a directory"):
         DirectoryFeed(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""`fedkeep report`: the same figures in the terminal, as Markdown and as one file for the browser."""
+"""`fedkeep report`: the same figures in the terminal, as Markdown and as one HTML file."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def test_another_base_may_be_asked_for(directory: Path, tmp_path: Path) -> None:
     assert "against fifo" not in result.output
 
 
-def test_a_wrong_directory_or_file_is_told(directory: Path, tmp_path: Path) -> None:
+def test_a_wrong_directory_or_file_is_reported(directory: Path, tmp_path: Path) -> None:
     for arguments, words in [
         ([str(tmp_path)], "no runs in"),
         ([str(tmp_path / "no")], "is not a directory"),

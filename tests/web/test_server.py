@@ -117,7 +117,7 @@ def test_the_stream_begins_with_everything_and_goes_on_with_changes(
         assert next_update(answer)["views"][0]["round"] == 20
 
 
-def test_one_device_is_told_on_request(server: LiveServer) -> None:
+def test_one_device_is_shown_on_request(server: LiveServer) -> None:
     with asked(server, "/api/device?run=ode-0&device=2") as answer:
         device = json.loads(answer.read())
     assert (device["device"], device["round"]) == (2, 20)
@@ -181,7 +181,7 @@ def test_one_watch_follows_another(tmp_path: Path, fleet: dict[str, Any]) -> Non
         assert status(second, "/api/device?run=ode-0&device=77") == 404
 
 
-def test_an_address_that_does_not_answer_says_so(directory: Path) -> None:
+def test_an_address_that_does_not_answer_is_reported(directory: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -213,7 +213,7 @@ def test_a_taken_port_ends_in_one_sentence_with_the_address(tmp_path: Path) -> N
     assert ended.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_it_cleanly_while_somebody_looks(directory: Path) -> None:
+def test_ctrl_c_ends_it_cleanly_while_a_page_is_open(directory: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     command = [sys.executable, "-m", "fedkeep", "watch", str(directory), "--port", "0"]
     with subprocess.Popen(
@@ -224,8 +224,8 @@ def test_ctrl_c_ends_it_cleanly_while_somebody_looks(directory: Path) -> None:
         env=os.environ | {"PYTHONPATH": source},
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        port = int(said.split("127.0.0.1:")[1].split()[0])
+        line = process.stdout.readline()
+        port = int(line.split("127.0.0.1:")[1].split()[0])
         connection = HTTPConnection("127.0.0.1", port, timeout=20)
         connection.request("GET", "/api/stream")
         assert next_update(connection.getresponse())["views"]

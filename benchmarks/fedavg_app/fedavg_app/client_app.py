@@ -1,4 +1,4 @@
-"""A client as Flower's tutorials write it: a new torch process loads its data and trains for every message."""
+"""A client as in Flower's tutorials: a new torch process loads data and trains per message."""
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict

@@ -12,7 +12,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Rounds without evaluation on the clients: one message per device and round, as in the fedkeep app."""
+    """Rounds without evaluation on the clients: one message per device and round, as in fedkeep."""
     devices = int(str(context.run_config["devices"]))
     last = time.monotonic()
 

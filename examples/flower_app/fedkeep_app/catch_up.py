@@ -34,12 +34,13 @@ _WINDOW = 1.0
 
 
 class CatchUpDevice:
-    """A device without an agent: woken for a message, it catches up on its stream exactly as in the simulator.
+    """A device without an agent, which catches up on its stream when a message wakes it.
 
-    Flower starts a new process for every message, so all that it knows lies in `memory` between two of them, its
-    privacy ledger included. An order that comes twice, because the server was killed before it had saved the round,
-    gets the same answer, with the same noise and without a new charge. `arrivals` is what came from one round up to,
-    not including, another.
+    Flower starts a new process for every message, so the device's whole state, its privacy ledger
+    included, lies in `memory` between two of them. It catches up exactly as in the simulator. An
+    order that comes twice, because the server was killed before it had saved the round, gets the
+    same answer, with the same noise and without a new charge. `arrivals(a, b)` is what came from
+    round a up to, not including, round b.
     """
 
     def __init__(
@@ -52,25 +53,26 @@ class CatchUpDevice:
         noise: "NormalSource | None" = None,
     ) -> None:
         self._device, self._arrivals, self._test, self._memory = device, arrivals, test, memory
-        self._guarded = privacy is not None and privacy.epsilon is not None
-        if self._guarded and not memory.durable:
+        self._private = privacy is not None and privacy.epsilon is not None
+        if self._private and not memory.durable:
             raise ConfigError(
-                "a privacy budget needs a ledger that outlives the SuperNode: give the node a state-dir"
+                "a privacy budget needs a ledger that outlives the SuperNode: "
+                "give the node a state-dir"
             )
-        self._door = ReleasePipeline()
+        self._release = ReleasePipeline()
         if privacy is not None:
             if privacy.protects("estimator") and privacy.unit == "sample":
                 device.exchange.check_sample_privacy()
-            self._door = ReleasePipeline(
+            self._release = ReleasePipeline(
                 privacy, device.learner.gradient_size, self._save, normal=noise
             )
-        self._kept = self._door.kept(under_way=True)
+        self._kept = self._release.kept(under_way=True)
         try:
             state = memory.load()
         except DataError as error:
             lost = (
                 ", and with a new privacy budget, for the ledger was lost with it"
-                if self._guarded
+                if self._private
                 else ""
             )
             raise DataError(f"{error}{lost}") from error
@@ -85,27 +87,27 @@ class CatchUpDevice:
         return reply_of(self, self.evaluate, request)
 
     def profile(self) -> Profile:
-        """What the device declares in the clear, if it may; where noise hides it told once and then repeated."""
-        told = self._door.profile(self._declared)
-        self._save_if_guarded()
-        return told
+        """What the device declares in the clear, if it may; a noisy profile is drawn once."""
+        profile = self._release.profile(self._declared)
+        self._save_if_private()
+        return profile
 
     def encrypted_profile(self, request: ProfileRequest) -> bytes:
         """What the device declares, for the key-holder it knows."""
-        sealed = self._door.sealed_profile(request, self._declared)
-        self._save_if_guarded()
+        sealed = self._release.sealed_profile(request, self._declared)
+        self._save_if_private()
         return sealed
 
     def participate(self, order: TrainOrder) -> Report:
-        self._door.require_clear()
+        self._release.require_clear()
         return self._released(order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
-        agreed = self._door.terms(terms)
-        return self._door.hold(self._released(order), order, agreed)
+        agreed = self._release.terms(terms)
+        return self._release.hold(self._released(order), order, agreed)
 
     def answer(self, question: bytes) -> bytes:
-        answer = self._door.answer(question)
+        answer = self._release.answer(question)
         self._save()
         return answer
 
@@ -113,7 +115,7 @@ class CatchUpDevice:
         """The model on the device's test samples, or on what it has stored if it has none."""
         held_out, stored = len(self._test) > 0, self._device.store.stored().batch
         gist = tuple(self._last["gist"].tolist()) if "gist" in self._last else None
-        vitals = self._door.vitals(
+        vitals = self._release.vitals(
             DeviceStats(len(stored), tuple(np.bincount(stored.y).tolist()), gist=gist)
         )
         batch = self._test if held_out else stored
@@ -127,8 +129,8 @@ class CatchUpDevice:
         """The report to an order as it may leave; the same one to an order that has come before."""
         self._device.screen(order)
         direction = b"" if order.direction is None else order.direction.tobytes()
-        told = f"{order.round}/{order.local}/".encode() + order.model.tobytes() + direction
-        digest = blake2b(told, digest_size=16).digest()
+        content = f"{order.round}/{order.local}/".encode() + order.model.tobytes() + direction
+        digest = blake2b(content, digest_size=16).digest()
         if self._last and self._last["digest"].tobytes() == digest:
             answer: Report = from_bytes(self._last["report"].tobytes(), Reported).report
             return answer
@@ -139,8 +141,8 @@ class CatchUpDevice:
         self._device.ingest(batch, now, self._device.measure(batch))
         self._seen = now
         report = self._device.participate(order)
-        self._save_if_guarded()  # a device whose budget is spent has taken part all the same
-        report = self._door.release(report, order)
+        self._save_if_private()  # a device whose budget is spent has taken part all the same
+        report = self._release.release(report, order)
         last = {"digest": digest, "report": to_bytes(Reported(report))}
         self._last = {name: np.frombuffer(raw, dtype=np.uint8) for name, raw in last.items()}
         if self._device.gist is not None and (did := self._device.gist.figures) is not None:
@@ -151,9 +153,9 @@ class CatchUpDevice:
     def _declared(self) -> tuple[Profile, float]:
         return self._device.profile(), _WINDOW
 
-    def _save_if_guarded(self) -> None:
-        """Saves what a budget pays for, so that it is told again and not anew."""
-        if self._guarded:
+    def _save_if_private(self) -> None:
+        """Saves what a budget pays for, so that it is repeated, not drawn again."""
+        if self._private:
             self._save()
 
     def _save(self) -> None:

@@ -53,5 +53,7 @@ def _ground(run_config: tuple[tuple[str, str | int | float | bool], ...]) -> Sim
 def _privacy(context: Context, experiment: Experiment) -> PrivacyOptions:
     """Take the run's options; the key to seal profiles to is the node's own to name."""
     key = str(context.node_config.get("public-key", ""))
-    told = experiment.privacy
-    return replace(told, encrypted_profiles=told.encrypted_profiles or bool(key), public_key=key)
+    privacy = experiment.privacy
+    return replace(
+        privacy, encrypted_profiles=privacy.encrypted_profiles or bool(key), public_key=key
+    )

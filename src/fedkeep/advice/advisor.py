@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.advice.profile import DatasetProfile, describe
-from fedkeep.advice.trial import FIFO, Panel, Trial, capacities_within
+from fedkeep.advice.trial import FIFO, Trial, TrialSettings, capacities_within
 from fedkeep.advice.verdict import sentences
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import FedkeepError
@@ -115,7 +115,7 @@ def advise(
     # Two vectors of the model's length: the gist, and the mean of what arrived since.
     gist_bytes = 2 * 4 * build_learner(experiment, federation).gradient_size
     capacities = {} if bytes is None else capacities_within(bytes, federation)
-    panel = Panel(
+    settings = TrialSettings(
         task,
         capacities.get(FIFO, capacity),
         participation,
@@ -124,9 +124,9 @@ def advise(
         capacities=capacities,
         budget=bytes,
     )
-    resolve(panel.table(FIFO, 0))  # an invalid option is named before anything is measured
-    announce(f"{describe(profile)} Trying the methods with {panel.capacity} of them a device.")
-    trial = Trial(panel, folder, 60 * minutes, jobs or os.cpu_count() or 1, tell, backend)
+    resolve(settings.table(FIFO, 0))  # an invalid option is named before anything is measured
+    announce(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
+    trial = Trial(settings, folder, 60 * minutes, jobs or os.cpu_count() or 1, tell, backend)
     complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
@@ -136,7 +136,7 @@ def advise(
     found = sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
-    files = trial.panel.write_files(folder, method, federation, first_seed)
+    files = trial.settings.write_files(folder, method, federation, first_seed)
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
     page = folder / "advice.html"
     title = f"Advice on {Path(source).name}"
@@ -146,5 +146,5 @@ def advise(
 
 
 def folder_of(data: str) -> Path:
-    """Return where the advice on a file or function goes unless told otherwise."""
+    """Return where the advice on a file or function goes by default."""
     return Path("advice") / Path(data.partition(":")[0]).stem

@@ -70,9 +70,8 @@ def warnings(profile: DatasetProfile, capacity: int, *, shuffled: bool) -> Itera
     """Yield what may spoil an advice on this data, or the use of it, a sentence each."""
     if capacity >= profile.samples_per_device[1]:
         yield (
-            f"Half of the devices can keep all that they have here, with room for {capacity} "
-            "samples: there is nothing to choose. Give more of the data, or advise again with a "
-            "smaller store."
+            f"Half of the devices can keep all that they have here, in {capacity} slots: there is "
+            "nothing to choose. Give more of the data, or advise again with a smaller store."
         )
     if not shuffled and profile.drift > profile.drift_by_chance + 0.1:
         yield (

@@ -45,7 +45,7 @@ _FEWEST_ROUNDS, _MOST_ROUNDS = 40, 300
 
 
 @dataclass(frozen=True)
-class Panel:
+class TrialSettings:
     """One trial of all methods: what they share, and the store and learning rate of each."""
 
     task: Table
@@ -224,9 +224,9 @@ def as_toml(table: Table) -> str:
 
 @dataclass
 class Trial:
-    """A panel that is tried into a folder; what an earlier call finished is not done again."""
+    """A settings that is tried into a folder; what an earlier call finished is not done again."""
 
-    panel: Panel
+    settings: TrialSettings
     folder: Path
     seconds: float
     """The limit of all that may pass."""
@@ -253,30 +253,30 @@ class Trial:
 
     def recommended(self) -> str:
         """Return the method to use, by the rule."""
-        return recommend(self.finals, self.panel.candidates)
+        return recommend(self.finals, self.settings.candidates)
 
     def leader(self) -> str:
         """Return the candidate with the best mean so far."""
-        return best_of(self.finals, self.panel.candidates)
+        return best_of(self.finals, self.settings.candidates)
 
     def lead(self, method: str, other: str) -> Lead | None:
         """Return a method's lead over another with the bounds of the rule."""
-        return lead(self.finals, method, other, len(self.panel.candidates) - 1)
+        return lead(self.finals, method, other, len(self.settings.candidates) - 1)
 
     def open(self) -> list[str]:
         """Return the candidates that more seeds may still make the recommended one."""
-        return open_methods(self.finals, self.panel.candidates)
+        return open_methods(self.finals, self.settings.candidates)
 
     def _run(self) -> None:
         """Choose rounds and rates, then run seeds until nothing is open."""
         self._choose_rounds()
         first = LOOKS[0]
-        methods = self.panel.methods
+        methods = self.settings.methods
         runs = len(methods) * len(RATES) / 2 + first * (len(methods) + 1)
-        self._planned = runs * self.panel.rounds
-        if not self.panel.rates:
+        self._planned = runs * self.settings.rounds
+        if not self.settings.rates:
             self._tune()
-        table, seeds = self.panel.table, range(first)
+        table, seeds = self.settings.table, range(first)
         wanted = {(method, seed): table(method, seed) for seed in seeds for method in methods}
         self._play(f"seeds 0 to {first - 1}", wanted)
         self._try_larger_store(seeds)
@@ -286,39 +286,43 @@ class Trial:
                 return
             judged = dict.fromkeys((FIFO, self.recommended(), *open_))
             seeds = range(before, look)
-            self._planned += len(judged) * len(seeds) * self.panel.rounds
+            self._planned += len(judged) * len(seeds) * self.settings.rounds
             wanted = {(method, seed): table(method, seed) for seed in seeds for method in judged}
             self._play(f"{look} seeds, open: {', '.join(open_)}", wanted)
 
     def _try_larger_store(self, seeds: Sequence[int]) -> None:
         method = self.leader()
-        capacity = LARGER * self.panel.slots(method)
+        capacity = LARGER * self.settings.slots(method)
         name = f"{method}, {capacity} samples"
         wanted = {
-            (name, seed): {**self.panel.table(method, seed, capacity=capacity), "label": name}
+            (name, seed): {**self.settings.table(method, seed, capacity=capacity), "label": name}
             for seed in seeds
         }
         self._play(f"a store of {capacity} samples", wanted)
 
     def _choose_rounds(self) -> None:
         """Choose as many rounds as fit the time, or those that an earlier call chose."""
-        self._inputs = json.dumps({**self.panel.table(FIFO, 0), "rounds": 0}, sort_keys=True)
+        self._inputs = json.dumps({**self.settings.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         noted = self.folder / "panel.json"
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
         if known.get("inputs") == self._inputs:
-            self.panel = replace(self.panel, rounds=known["rounds"], rates=known["rates"])
+            self.settings = replace(self.settings, rounds=known["rounds"], rates=known["rates"])
             return
-        cells = [RunSpec(self.panel.table(method, 0), "") for method in self.panel.methods]
+        cells = [RunSpec(self.settings.table(method, 0), "") for method in self.settings.methods]
         self.tell("measuring how long a round takes", 0.0, self.seconds)
-        each = estimate_seconds(cells, 1) / len(cells) / self.panel.rounds
+        each = estimate_seconds(cells, 1) / len(cells) / self.settings.rounds
         runs = len(cells) * (len(RATES) / 2 + LOOKS[0] + 2) + LOOKS[0]
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
         rounds = min(_MOST_ROUNDS, max(_FEWEST_ROUNDS, rounds)) // 10 * 10
-        self.panel = replace(self.panel, rounds=rounds)
+        self.settings = replace(self.settings, rounds=rounds)
         self._note()
 
     def _note(self) -> None:
-        noted = {"inputs": self._inputs, "rounds": self.panel.rounds, "rates": self.panel.rates}
+        noted = {
+            "inputs": self._inputs,
+            "rounds": self.settings.rounds,
+            "rates": self.settings.rates,
+        }
         text = json.dumps(noted, indent=1) + "\n"
         (self.folder / "panel.json").write_text(text, encoding="utf-8")
 
@@ -327,10 +331,10 @@ class Trial:
 
         They have a seed, and so a split of the data, that the trial itself never uses.
         """
-        shorter = replace(self.panel, rounds=max(10, self.panel.rounds // 2))
+        shorter = replace(self.settings, rounds=max(10, self.settings.rounds // 2))
         folder = self.folder / "rates"
         cells = {}
-        for method, rate in itertools.product(self.panel.methods, RATES):
+        for method, rate in itertools.product(self.settings.methods, RATES):
             table = shorter.table(method, _TUNING_SEED, rate=rate)
             cells[method, rate] = RunSpec({**table, "label": f"{method} at {rate}"}, "")
         self._sweep("finding each method's learning rate", list(cells.values()), folder)
@@ -338,7 +342,9 @@ class Trial:
         for (method, rate), cell in cells.items():
             reached = late_accuracy(read_run(record_path(cell, folder)).evaluations)
             best[method] = max(best.get(method, (-1.0, 0.0)), (reached, rate))
-        self.panel = replace(self.panel, rates={method: rate for method, (_, rate) in best.items()})
+        self.settings = replace(
+            self.settings, rates={method: rate for method, (_, rate) in best.items()}
+        )
         self._note()
 
     def _play(self, stage: str, wanted: Mapping[tuple[str, int], Table]) -> None:

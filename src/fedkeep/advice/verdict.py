@@ -29,7 +29,7 @@ def sentences(
     found = [describe(profile), _use(trial, method), *_others(trial, method)]
     found += [_gist(trial, gist_bytes), *_more_storage(trial, method)]
     doubts = [
-        *warnings(profile, trial.panel.capacity, shuffled=shuffled),
+        *warnings(profile, trial.settings.capacity, shuffled=shuffled),
         *_doubts(trial, method, complete=complete),
     ]
     if doubts:
@@ -42,7 +42,7 @@ def _use(trial: Trial, method: str) -> str:
     if finals:
         seeds = "one seed" if len(finals) == 1 else f"{len(finals)} seeds"
         mean = sum(finals) / len(finals)
-        slots = trial.panel.slots(method)
+        slots = trial.settings.slots(method)
         reached = f" It reached {mean:.1%} with {slots} samples a device ({seeds})."
     if method != FIFO:
         stands = trial.lead(method, FIFO)
@@ -59,7 +59,7 @@ def _use(trial: Trial, method: str) -> str:
 
 def _others(trial: Trial, method: str) -> Iterator[str]:
     """Yield how each other candidate stands to FIFO."""
-    for other in trial.panel.candidates:
+    for other in trial.settings.candidates:
         if other not in (FIFO, method):
             stands = trial.lead(other, FIFO)
             if stands is not None:
@@ -68,8 +68,8 @@ def _others(trial: Trial, method: str) -> Iterator[str]:
 
 def _more_storage(trial: Trial, method: str) -> Iterator[str]:
     """Yield the benefit of a larger store, and of unlimited storage."""
-    for candidate in trial.panel.candidates:
-        capacity = LARGER * trial.panel.slots(candidate)
+    for candidate in trial.settings.candidates:
+        capacity = LARGER * trial.settings.slots(candidate)
         larger = f"{candidate}, {capacity} samples"
         if larger in trial.finals:
             stands = _standing(trial.lead(larger, candidate))
@@ -86,10 +86,10 @@ def _more_storage(trial: Trial, method: str) -> Iterator[str]:
 
 def _gist(trial: Trial, gist_bytes: int) -> str:
     """Return the benefit of a gist over the best method without one."""
-    gists = [method for method in trial.panel.candidates if method in (LOCAL, SHARED)]
+    gists = [method for method in trial.settings.candidates if method in (LOCAL, SHARED)]
     if not gists:
-        return f"A gist takes {gist_bytes:,} bytes, which leaves no room for samples."
-    plain = [method for method in trial.panel.candidates if method not in gists]
+        return f"A gist takes {gist_bytes:,} bytes, which leaves no slot for samples."
+    plain = [method for method in trial.settings.candidates if method not in gists]
     if not all(trial.finals.get(method) for method in (*gists, *plain)):
         return ""
     best, other = best_of(trial.finals, gists), best_of(trial.finals, plain)
@@ -102,7 +102,7 @@ def _gist(trial: Trial, gist_bytes: int) -> str:
 
 
 def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
-    rate = trial.panel.rates.get(method)
+    rate = trial.settings.rates.get(method)
     if rate in (RATES[0], RATES[-1]):
         yield (
             f"The best learning rate tried for {method} ({rate}) is at the edge of {RATES}: try "
@@ -115,8 +115,9 @@ def _doubts(trial: Trial, method: str, *, complete: bool) -> Iterator[str]:
         )
     if method != FIFO and (open_ := trial.open()):
         yield f"Whether {' or '.join(open_)} is better still is open."
-    if trial.panel.rounds < 100:
-        yield f"Only {trial.panel.rounds} rounds were tried: methods may compare otherwise later."
+    if trial.settings.rounds < 100:
+        rounds = trial.settings.rounds
+        yield f"Only {rounds} rounds were tried: methods may compare otherwise later."
 
 
 def _standing(stands: Lead | None) -> str:

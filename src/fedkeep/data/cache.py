@@ -49,13 +49,13 @@ class RemoteFile:
 
 
 def places() -> tuple[Path, ...]:
-    """The folders that are searched, in order."""
+    """Return the folders that are searched, in order."""
     named = os.environ.get("FEDKEEP_DATA")
     return (*([Path(named)] if named else []), user_cache(), Path("/usr/share/datasets"))
 
 
 def user_cache() -> Path:
-    """The folder for downloads and parsed data; it may not exist yet."""
+    """Return the folder for downloads and parsed data; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedkeep"
 
 
@@ -161,7 +161,7 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def _fetch_rest(url: str, part: Path, progress: Progress | None) -> None:
-    """Appends to `part` what it lacks.
+    """Append to `part` what it lacks.
 
     Raises IncompleteRead when the connection drops before the end.
     """
@@ -183,7 +183,7 @@ def _fetch_rest(url: str, part: Path, progress: Progress | None) -> None:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The array of unsigned bytes in a gzipped IDX file, the format of MNIST and its relatives."""
+    """Read the unsigned bytes of a gzipped IDX file, the format of MNIST."""
     content = gzip.decompress(path.read_bytes())
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(f"{path} is not an IDX file of unsigned bytes")
@@ -195,7 +195,9 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 
 def remembered(name: str, make: Callable[[], State]) -> State:
-    """What `make` returns, from the cache if it is there; `name` carries all that it depends on.
+    """Return what `make` returns, from the cache if it is there.
+
+    `name` must contain all that it depends on.
 
     A cache that is damaged or cannot be written costs time, never the run.
     """

@@ -1,6 +1,7 @@
-"""The task `custom`: a user's data in one TOML table, from npz, CSV or Parquet files or from any Python iterator.
+"""The task `custom`: a user's data, from npz, CSV or Parquet files or from a Python iterator.
 
-Some data sets with devices and an order of their own are such files, made ready: voices, network flows, WiFi scans.
+Some public data sets with devices and a time order are such files, already prepared: voices,
+network flows, WiFi scans.
 """
 
 import csv
@@ -66,11 +67,11 @@ class SampleTable:
 
 @dataclass(frozen=True)
 class Custom:
-    """Samples with labels and devices, from a file (`path`) or a Python function (`source`).
+    r"""Samples with labels and devices, from a file (`path`) or a Python function (`source`).
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-    ...     _ = file.write("device,label,heat" + "\\npump-1,ok,41.5\\npump-2,worn,48.0" * 5)
+    ...     _ = file.write("device,label,heat" + "\npump-1,ok,41.5\npump-2,worn,48.0" * 5)
     ...     file.flush()
     ...     fleet = Custom(path=file.name).load(seed=0)
     >>> fleet.device_names, fleet.label_names
@@ -81,7 +82,7 @@ class Custom:
     """Where `train.learning_rate` is not set."""
 
     path: str | None = None
-    """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, the rest features)."""
+    """.npz (arrays x, y, device, test), .csv or .parquet (columns device, label, test, rest)."""
     source: str | None = None
     """`module:function` that returns or yields (device, x, y)."""
     device: str = "device"
@@ -95,7 +96,7 @@ class Custom:
     standardise: bool = True
     """Each feature in standard deviations of the training samples."""
     test_fraction: float = 0.1
-    """Held out at random inside each device, unless the data has a column `test` (1: for testing)."""
+    """Held out at random inside each device, unless the data has a column `test` (1: test)."""
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "natural"})
     """How samples are divided among devices; "natural" takes the data's own."""
     model: str = "softmax"
@@ -137,11 +138,13 @@ class Custom:
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(
-                    f"{table.origin} leaves no sample for {purpose}: the model needs some for either"
+                    f"{table.origin} leaves no sample for {purpose}: "
+                    "the model needs some for either"
                 )
         if len(label_names) < 2:
             raise DataError(
-                f"{table.origin} has a single label, '{label_names[0]}': there is nothing to tell apart"
+                f"{table.origin} has a single label, '{label_names[0]}': "
+                "there is nothing to tell apart"
             )
         if self.standardise:
             x = standardised(x, train.indices, axes=0)
@@ -166,8 +169,8 @@ class Custom:
         if self.partition["name"] == "natural":
             if table.devices is None:
                 raise DataError(
-                    f"{table.origin} has no {self.device!r} to say whose a sample is: add it, set device, "
-                    'or divide the samples with partition = { name = "dirichlet" }'
+                    f"{table.origin} has no {self.device!r} to say whose a sample is: add it, "
+                    'set device, or divide the samples with partition = { name = "dirichlet" }'
                 )
             names, natural = _numbered("device", table.devices, table)
         members = partition_from(self.partition).divide(y, natural, seed)
@@ -268,12 +271,8 @@ def _names_of_objects(what: str, values: AnyArray, table: SampleTable) -> AnyArr
     names = []
     for value in values.tolist():
         plain = value.item() if isinstance(value, np.generic) else value
-        if (
-            isinstance(plain, bool)
-            or isinstance(plain, float)
-            and plain.is_integer()
-            and abs(plain) <= 2**53
-        ):
+        is_whole = isinstance(plain, float) and plain.is_integer() and abs(plain) <= 2**53
+        if isinstance(plain, bool) or is_whole:
             plain = int(plain)
         elif plain is None or isinstance(plain, float):
             plain = "" if plain is None or math.isnan(plain) else plain
@@ -319,7 +318,8 @@ def _reject_regression(names: Names, table: SampleTable) -> None:
     if fractions.any():
         example = names[int(np.argmax(fractions))]
         raise DataError(
-            f"{table.origin}: the label is a measurement, such as {example!r} (regression); {advice}"
+            f"{table.origin}: the label is a measurement, "
+            f"such as {example!r} (regression); {advice}"
         )
     samples = len(table.labels)
     if len(names) > _MOST_NUMBERED_LABELS and samples < _FEWEST_PER_LABEL * len(names):
@@ -458,7 +458,8 @@ def read_iterator(name: str) -> SampleTable:
         x, first = np.asarray(sample[1]), rows[0][1].shape if rows else np.shape(sample[1])
         if x.shape != first:
             raise DataError(
-                f"{name}: sample {n} has shape {x.shape}, but sample 0 has {first}; all must be alike"
+                f"{name}: sample {n} has shape {x.shape}, but sample 0 has {first}; "
+                "all must have the same shape"
             )
         rows.append((sample[0], x, sample[2]))
     if not rows:
@@ -560,7 +561,10 @@ def _numbers(origin: str, name: str, cells: AnyArray, row_name: RowName) -> AnyA
 
 
 def _prepared(dataset: str, checksum: str, source: str) -> RemoteFile:
-    how = f"make it from {source} as docs/own-data.md tells, or name a folder that has it in FEDKEEP_DATA"
+    how = (
+        f"make it from {source} as docs/own-data.md describes, "
+        "or name a folder that has it in FEDKEEP_DATA"
+    )
     return RemoteFile(dataset, f"{dataset.replace('-', '_')}.npz", None, checksum, how=how)
 
 
@@ -585,7 +589,7 @@ class PreparedSet:
 
 @dataclass(frozen=True)
 class AudioMnist(PreparedSet):
-    """Spoken digits of 60 people, log-mel pictures of 32 x 32: devices differ by voice, not by labels."""
+    """Spoken digits of 60 people, log-mel pictures of 32 x 32; each device has one voice."""
 
     file = _prepared(
         "audio-mnist",
@@ -600,7 +604,7 @@ class Westermo(PreparedSet):
 
     model: str = "softmax"
     label: Literal["y", "y_timing"] = "y"
-    """`y`: only traffic from or to the attacker is an attack; `y_timing`: all traffic of that time."""
+    """`y`: only the attacker's traffic is an attack; `y_timing`: all traffic of that time."""
 
     file = _prepared(
         "westermo",

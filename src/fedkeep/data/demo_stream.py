@@ -18,7 +18,7 @@ _BLOCK = 32
 
 
 def arrivals() -> Iterator[tuple[AnyArray, int]]:
-    """The device's endless stream.
+    """Yield the device's endless stream of samples.
 
     After a restart it goes on with new samples, as a sensor would.
     """

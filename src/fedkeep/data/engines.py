@@ -53,7 +53,7 @@ class CMapss:
         seed : int
             Not used: devices and split are the data's own.
         progress : callable, optional
-            Told of a download.
+            Called while a file is downloaded.
 
         Returns
         -------

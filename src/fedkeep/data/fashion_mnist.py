@@ -65,7 +65,7 @@ class FashionMnist:
         seed : int
             What the division follows from.
         progress : callable, optional
-            Told of a download.
+            Called while a file is downloaded.
 
         Returns
         -------

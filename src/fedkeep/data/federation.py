@@ -54,11 +54,11 @@ class Ownership:
         return len(self.sizes)
 
     def of(self, device: int) -> IntArray:
-        """The device's samples, as a view."""
+        """Return the device's samples, as a view."""
         return self.indices[self.offsets[device] : self.offsets[device + 1]]
 
     def where(self, kept: AnyArray) -> Self:
-        """The same devices with only those entries of `indices` where `kept`."""
+        """Return the same devices with only those entries of `indices` where `kept`."""
         return replace(
             self,
             indices=self.indices[kept],
@@ -134,26 +134,33 @@ class Federation:
 
     @property
     def devices(self) -> int:
+        """How many devices there are."""
         return len(self.train)
 
     @property
     def labels(self) -> int:
+        """How many labels there are."""
         return len(self.label_names)
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
     def device_name(self, device: int) -> str:
+        """Return a device's name, or its number where devices have no names."""
         return self.device_names[device] if self.device_names else str(device)
 
     def take(self, ids: IntArray) -> Batch:
+        """Return these samples as a batch."""
         return Batch(self.x[ids], self.y[ids], ids)
 
     def train_batch(self, device: int) -> Batch:
+        """Return the device's training samples."""
         return self.take(self.train.of(device))
 
     def test_batch(self, device: int) -> Batch:
+        """Return the device's test samples."""
         return self.take(self.test.of(device))
 
     @cached_property
@@ -171,7 +178,7 @@ class Federation:
 
 
 def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:
-    """Training and test parts of every device, the test part drawn at random inside the device.
+    """Divide every device's samples into a training and a random test part.
 
     A device with a single sample keeps it for training; one with more gives at least one to the
     test.
@@ -202,4 +209,17 @@ class Task(Protocol):
     """
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
-        """The same federation for the same options and seed; `seed` draws partitions and splits."""
+        """Load the federation, the same for the same options and seed.
+
+        Parameters
+        ----------
+        seed : int
+            Draws partitions and splits.
+        progress : Progress, optional
+            Called while data is downloaded.
+
+        Returns
+        -------
+        Federation
+            All samples and which device owns them.
+        """

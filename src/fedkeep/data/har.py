@@ -79,7 +79,7 @@ class Har:
         seed : int
             What HARBOX's split follows from.
         progress : callable, optional
-            Told of a download.
+            Called while a file is downloaded.
 
         Returns
         -------

@@ -42,7 +42,7 @@ PARTITIONS: Registry[type[Partition]] = Registry("partition", base=Partition)
 
 @dataclass_transform(frozen_default=True)
 def partition(name: str) -> Callable[[Kind], Kind]:
-    """Registers a partition under its name in TOML files and makes it a frozen dataclass.
+    """Register a partition under its name in TOML files and make it a frozen dataclass.
 
     >>> @partition("halves")
     ... class Halves(Partition):
@@ -56,7 +56,7 @@ def partition(name: str) -> Callable[[Kind], Kind]:
 
 
 def partition_from(table: Mapping[str, Any]) -> Partition:
-    """The partition that a TOML table names, with its options.
+    """Build the partition that a TOML table names, with its options.
 
     >>> y = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     >>> partition_from({"name": "shards", "devices": 2, "shards": 1}).divide(y, None, seed=0).sizes
@@ -102,6 +102,7 @@ class LabelsPerDevice(_MadeUp):
         check_range(self, "tail", least=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
+        """Give every device its number of labels and a size."""
         rng = generator(seed, "partition")
         groups = _by_label(y, rng)
         owned = min(self.labels, len(groups))
@@ -136,6 +137,7 @@ class Shards(_MadeUp):
         check_range(self, "devices", "shards", least=1)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
+        """Deal equal shards of the sorted samples to the devices."""
         pieces = self.devices * self.shards
         if len(y) < pieces:
             why = f"{len(y)} samples cannot make {pieces} shards"
@@ -166,6 +168,7 @@ class Dirichlet(_MadeUp):
         check_range(self, "alpha", above=0)
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
+        """Draw every label's shares of the devices."""
         if len(y) < self.devices * self.minimum:
             raise DataError(
                 f"{len(y)} samples cannot give {self.devices} devices {self.minimum} each; "
@@ -191,6 +194,7 @@ class Iid(_MadeUp):
     """Equal shares at random."""
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
+        """Divide the samples evenly at random."""
         if len(y) < self.devices:
             raise DataError(
                 f"{len(y)} samples are too few for {self.devices} devices; lower partition.devices"
@@ -206,6 +210,7 @@ class Natural(Partition):
     """The devices that the samples really came from."""
 
     def divide(self, y: IntArray, natural: IntArray | None, seed: int) -> Ownership:  # noqa: ARG002
+        """Return the devices that the data names."""
         if natural is None:
             raise DataError(
                 "this data does not say which device a sample came from; choose another partition"

@@ -48,7 +48,7 @@ class Shakespeare:
         seed : int
             Not used: devices and split are the data's own.
         progress : callable, optional
-            Told of a download.
+            Called while a file is downloaded.
 
         Returns
         -------

@@ -149,15 +149,15 @@ class Stream:
         return self._disturbed(self._data.train.of(device))
 
     def seen_before(self, device: int, round_: int) -> Batch:
-        """What has arrived before this round begins, each sample once."""
+        """Return what has arrived before this round begins, each sample once."""
         return self.between(
             device, 0, min(self.position(device, round_), len(self._data.train.of(device)))
         )
 
     def _order(self, device: int, owned: IntArray, cycle: int) -> IntArray:
-        """The order of one cycle.
+        """Return the order of one cycle.
 
-        A pass or, under drift, some passes mixed so that labels shift.
+        That is one pass or, under drift, some passes mixed so that labels shift.
         """
         passes = range(cycle * self._cycle_passes, (cycle + 1) * self._cycle_passes)
         order = np.concatenate([self._pass_order(device, owned, number) for number in passes])
@@ -169,7 +169,7 @@ class Stream:
         return order[np.argsort(keys, kind="stable")]
 
     def _pass_order(self, device: int, owned: IntArray, number: int) -> IntArray:
-        """The order of a pass; the latest of each device is kept: most stretches lie in one."""
+        """Return the order of a pass; the latest of each device is cached."""
         if not self._options.shuffle:
             return np.arange(len(owned), dtype=np.int64)
         known = self._orders.get(device)
@@ -199,8 +199,8 @@ class Stream:
             shift = uniform_keys(child_seed(self._seed, "shift"), ids) * (labels - 1)
             y = np.where(wrong, (y + 1 + shift.astype(np.int64)) % labels, y)
         if self._options.outliers:
-            struck = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
-            for row in np.flatnonzero(struck):
+            replaced = uniform_keys(child_seed(self._seed, "outlier"), ids) < self._options.outliers
+            for row in np.flatnonzero(replaced):
                 noise = generator(self._seed, "outlier", int(ids[row])).standard_normal(
                     x.shape[1:], dtype=np.float32
                 )

@@ -94,7 +94,7 @@ class Synthetic:
         Returns
         -------
         ndarray of int, shape (C,)
-            By LEAF's law, between the two sizes.
+            By LEAF's distribution, between the two sizes.
         """
         drawn = np.random.RandomState(self.generator_seed).lognormal(3, 2, self.devices)
         return np.minimum(drawn.astype(np.int64) + self.smallest, self.largest)

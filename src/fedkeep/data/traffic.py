@@ -113,6 +113,7 @@ class Traffic:
             )
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
+        """Load or generate the sessions, divided among the devices."""
         names: tuple[str, ...] = USTC_LABELS
         if self.dataset == "ustc":  # 784 bytes a session as an image of 28x28, so that LeNet fits
             sessions, labels = (read_idx(obtain(file, progress)) for file in (IMAGES, LABEL_FILE))
@@ -190,7 +191,7 @@ def draw_flows(applications: int, labels: IntArray, terminals: IntArray, seed: i
 
 
 def mask_sessions(sessions: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A copy of (n, 784) with zeros where a session tells of its capture."""
+    """Return a copy of (n, 784) with zeros where a session identifies its capture."""
     masked = sessions.copy()
     for session in masked:
         session[:_PCAP_HEADER] = 0

@@ -1,4 +1,4 @@
 """The key-holder of encrypted profiles.
 
-A party of its own, apart from the server and from every device.
+It is a separate party, neither the server nor a device.
 """

@@ -128,6 +128,7 @@ class Comparisons:
 
     @cached_property
     def pairs(self) -> tuple[IntArray, IntArray]:
+        """The positions to compare, left and right of each comparison."""
         values = np.arange(self.devices * self.labels).reshape(self.devices, self.labels)
         upper, lower = np.triu_indices(self.devices, 1)
         first, second = np.triu_indices(self.labels, 1)
@@ -196,6 +197,7 @@ class OrderedFleet(FleetProfiles):
 
     @cached_property
     def label_mass(self) -> FloatArray:
+        """The total velocity per label, as it was decrypted."""
         return self.totals
 
 

@@ -28,11 +28,17 @@ _FRAME_BYTES = 512
 """More than a sealed profile has besides its velocities."""
 _MOST_SLOTS = 10**9
 _ONCE = bytes(12)
-"""The cipher's own nonce: every message has a key of its own."""
+"""The cipher's nonce: constant, since every message has its own key."""
 
 
 def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
-    """The device's part: seals to the key that it was given and to no other, or sends nothing."""
+    """Seal a device's profile to the key-holder's configured key.
+
+    Raises
+    ------
+    RejectedError
+        If the request names another key or is incomplete; nothing is sent then.
+    """
     if request.key != key:
         asked = (
             f"asked for {request.key.hex()[: 2 * KEY_BYTES]}, given {key.hex()} by the key-holder"
@@ -54,9 +60,12 @@ def seal(key: bytes, request: ProfileRequest, profile: Profile) -> bytes:
 def unseal(
     secret: X25519PrivateKey, nonce: bytes, device: DeviceId, sealed: bytes, labels: int
 ) -> Profile:
-    """The key-holder's part.
+    """Open a sealed profile, as the key-holder.
 
-    The device's profile, if the seal is whole and what is under it sound.
+    Raises
+    ------
+    RejectedError
+        If the seal is broken or the profile is not valid.
     """
     if len(sealed) > 8 * labels + _FRAME_BYTES:
         raise RejectedError(
@@ -88,11 +97,11 @@ def _cipher(own: X25519PrivateKey, peer: bytes, keys: bytes) -> ChaCha20Poly1305
 
 
 def read_public_key(text: str) -> bytes:
-    """The key-holder's public key as a device's configuration has it."""
+    """Read the key-holder's public key from a device's configuration."""
     if not text:
         raise ConfigError(
             "privacy.encrypted_profiles needs privacy.public_key: the key-holder's, as "
-            "`fedkeep keyholder show` says"
+            "`fedkeep keyholder show` prints"
         )
     try:
         key = bytes.fromhex(text)
@@ -106,9 +115,12 @@ def read_public_key(text: str) -> bytes:
 
 
 def create_key(directory: Path) -> bytes:
-    """Makes a fresh key, written whole or not at all, and returns its public half.
+    """Make a fresh key, written whole or not at all, and return its public half.
 
-    One that exists is kept.
+    Raises
+    ------
+    ConfigError
+        If the directory has a key already; it is kept.
     """
     if (directory / KEY_FILE).exists():
         raise ConfigError(
@@ -122,7 +134,10 @@ def create_key(directory: Path) -> bytes:
 
 
 def open_key(directory: Path) -> X25519PrivateKey:
-    """The secret key; the public one stands beside it in the file, so that damage shows."""
+    """Read the secret key.
+
+    The public key is in the same file, so that damage is detected.
+    """
     path = directory / KEY_FILE
     try:
         first, second = (bytes.fromhex(word) for word in path.read_text(errors="replace").split())
@@ -141,4 +156,5 @@ def open_key(directory: Path) -> X25519PrivateKey:
 
 
 def public_half(secret: X25519PrivateKey) -> bytes:
+    """Return the public key of a secret key."""
     return secret.public_key().public_bytes_raw()

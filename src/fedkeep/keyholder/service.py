@@ -1,6 +1,6 @@
-"""Both ends of the key-holder's port.
+"""Client and service of the key-holder.
 
-The server asks there for plans that it cannot make, and nobody else is answered.
+The service answers only the federated server, which asks it for plans that it cannot make itself.
 
 The key-holder alone can open the profiles that plans need. Both show a certificate of the fleet's
 CA, and their messages go over the wire of all messages.
@@ -38,10 +38,9 @@ log = logging.getLogger("fedkeep.keyholder")
 _CONNECT_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
-"""How long the server may be silent; whoever else connects has less time to show that it is the
-server."""
+"""How long the server may be silent; before its certificate is verified a peer has less time."""
 _WELCOME_SECONDS = 30.0
-"""Longer than the key-holder gives to whoever is silent: some of them may have to go first."""
+"""Longer than the handshake time: silent peers may have to be dropped first."""
 _ANSWER_SECONDS = 300.0
 _RETRY_SECONDS = 5.0
 _CONNECTIONS = 4
@@ -68,12 +67,16 @@ class AskPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class PublishedKey(msgspec.Struct, frozen=True, tag=True):
+    """The key-holder's public key and the nonce to seal for."""
+
     key: bytes
     nonce: bytes
     """The only one that counts from now on."""
 
 
 class Planned(msgspec.Struct, frozen=True, tag=True):
+    """A plan from sealed profiles."""
+
     plan: Plan
     refused: tuple[Rejection, ...]
     """Whose profiles could not be used, and why: they are not in the plan."""
@@ -94,7 +97,7 @@ class KeyHolderClient:
         self.address, self._tls = address, tls
 
     def ask(self, request: KeyRequest, expected: type[Answer]) -> Answer:
-        """The key-holder's reply, which must be of that kind; its refusal is raised."""
+        """Return the key-holder's reply, which must be of that kind; raise its rejection."""
         where = (self.address.host, self.address.port)
         try:
             with (
@@ -114,7 +117,7 @@ class KeyHolderClient:
         return expect(from_bytes(answer, KeyReply), expected, "the key-holder")
 
     def _secured(self, plain: socket.socket) -> socket.socket:
-        """The connection, once TLS has shown that the key-holder is at its other end."""
+        """Return the connection once TLS has verified the key-holder."""
         if self._tls is None:
             return plain
         plain.settimeout(_WELCOME_SECONDS)
@@ -138,6 +141,7 @@ class KeyHolderOptions:
     """No TLS: loopback only."""
 
     def client(self) -> KeyHolderClient:
+        """Return a client of this key-holder."""
         if not self.address:
             raise ConfigError(
                 "privacy.encrypted-profiles needs keyholder.address: where "
@@ -154,13 +158,12 @@ class KeyHolderOptions:
 class RemotePlanner:
     """Greedy plans, made by the key-holder of sealed profiles.
 
-    What fails is said once, and tried again later.
+    A failure is logged once, and tried again later.
     """
 
     def __init__(self, client: KeyHolderClient, coordinator: Coordinator) -> None:
-        if (
-            type(coordinator) is not Greedy
-        ):  # one derived from it would be planned as if it were not
+        # A subclass would be planned as if it were Greedy.
+        if type(coordinator) is not Greedy:
             raise ConfigError("encrypted profiles are planned by coordinator 'greedy' only")
         self._client, self._greedy = client, coordinator
         self._request: ProfileRequest | None = None
@@ -169,9 +172,9 @@ class RemotePlanner:
         """What devices sealed for the present request."""
 
     def request(self, now: float) -> ProfileRequest | None:
-        """What every device is asked; None while the key-holder does not answer.
+        """Return what every device is asked; None while the key-holder does not answer.
 
-        A new one needs all answers anew.
+        A new request needs all answers again.
         """
         if self._request is None and (issued := self._ask(now, AskKey(), PublishedKey)) is not None:
             self._request, self.profiles = ProfileRequest(issued.key, issued.nonce), {}
@@ -180,7 +183,7 @@ class RemotePlanner:
     def plan(
         self, now: float, present: Iterable[DeviceId], before: Plan | None, labels: int
     ) -> Planned | None:
-        """The key-holder's plan for these devices, and whose profiles it could not use.
+        """Return the key-holder's plan for these devices, and the rejected profiles.
 
         None if it makes none now.
         """
@@ -191,14 +194,14 @@ class RemotePlanner:
         return self._ask(now, asked, Planned)
 
     def _ask(self, now: float, request: KeyRequest, expected: type[Answer]) -> Answer | None:
-        """The sound answer; else why there is none is said once, and it is tried again later."""
+        """Return a valid answer; otherwise log the reason once and try again later."""
         if now < self._next_attempt:
             return None
         try:
             answer = self._client.ask(request, expected)
             if isinstance(request, AskPlan) and isinstance(answer, Planned):
                 planned = [
-                    *sound_plan(answer.plan).devices.tolist(),
+                    *checked_plan(answer.plan).devices.tolist(),
                     *{refusal.device for refusal in answer.refused},
                 ]
                 if (
@@ -225,7 +228,7 @@ class RemotePlanner:
 
 
 class KeyService:
-    """Listens until it is closed.
+    """The key-holder's service, which listens until it is closed.
 
     It opens profiles only in order to answer with a plan, and keeps none.
     """
@@ -253,7 +256,7 @@ class KeyService:
         self.address = Address(address.host, self._socket.getsockname()[1])
 
     def run(self) -> None:
-        """Answers until `close`; every connection has its own thread."""
+        """Answer until `close`; every connection has its own thread."""
         while True:
             self._free.acquire()
             try:
@@ -263,6 +266,7 @@ class KeyService:
             threading.Thread(target=self._serve, args=(connection, peer[0]), daemon=True).start()
 
     def close(self) -> None:
+        """Stop listening."""
         self._socket.close()
 
     def _serve(self, plain: socket.socket, peer: str) -> None:
@@ -286,7 +290,7 @@ class KeyService:
             self._free.release()
 
     def answer(self, payload: bytes, peer: str) -> KeyReply:
-        """The reply to one request; a request that cannot be met is answered with the reason."""
+        """Answer one request; one that cannot be met is answered with the reason."""
         try:
             request: KeyRequest = from_bytes(payload, KeyRequest)
             with self._planning:
@@ -302,33 +306,33 @@ class KeyService:
         return Failed(refusal.reason, refusal.detail)
 
     def _plan(self, request: AskPlan, peer: str) -> Planned:
-        """The plan that the server itself would make of the sound profiles.
+        """Make the plan that the server itself would make of the valid profiles.
 
-        If they are enough to hide each other.
+        There must be enough of them that a plan reveals none.
         """
         if request.nonce != self._nonce:
             raise RejectedError(
                 "outdated", "its nonce is not the one given out last: ask for all profiles anew"
             )
-        sound: dict[DeviceId, Profile] = {}
+        valid: dict[DeviceId, Profile] = {}
         refused: list[Rejection] = []
         for device, sealed in request.profiles.items():
             try:
-                sound[device] = unseal(self._secret, self._nonce, device, sealed, request.labels)
+                valid[device] = unseal(self._secret, self._nonce, device, sealed, request.labels)
             except RejectedError as error:
                 refused.append(Rejection(device, error.reason, error.detail))
         named = "".join(f"; device {r.device}: {r.reason}" for r in refused[:10])
-        if len(sound) < self._least:
-            few = f"a plan for {len(sound)} would tell of each"
+        if len(valid) < self._least:
+            few = f"a plan for {len(valid)} would tell of each"
             why = f"{few}: at least {self._least} are needed{named}"
             raise RejectedError("too few devices", why)
-        fleet, _, cut = cap_profiles(FleetProfiles.of(sound), np.full(len(sound), np.nan), 1.0)
-        for claim in cut:  # for this log alone: it would tell the server who is fast
+        fleet, _, cut = cap_profiles(FleetProfiles.of(valid), np.full(len(valid), np.nan), 1.0)
+        for claim in cut:  # for this log only: it would reveal to the server which device is fast
             log.warning("device %d: %s", claim.device, claim.detail)
         if request.before is None:
             plan = request.greedy.plan(fleet)
         else:
-            plan = request.greedy.replan(sound_plan(request.before), fleet)
+            plan = request.greedy.replan(checked_plan(request.before), fleet)
         log.info(
             "planned for %d devices and %d labels, asked by %s%s",
             len(fleet),
@@ -339,8 +343,14 @@ class KeyService:
         return Planned(plan, tuple(refused))
 
 
-def sound_plan(plan: Plan) -> Plan:
-    """The plan that was received, if its parts fit each other."""
+def checked_plan(plan: Plan) -> Plan:
+    """Return the received plan, if its parts fit each other.
+
+    Raises
+    ------
+    RejectedError
+        If they do not, or if a weight is not finite.
+    """
     devices, quotas, weights = plan.devices, plan.quotas, plan.label_weights
     fits = devices.ndim == weights.ndim == 1 and quotas.shape == (len(devices), len(weights))
     kinds = devices.dtype == np.int64 and quotas.dtype.kind in "iu" and weights.dtype == np.float64
@@ -356,7 +366,7 @@ def sound_plan(plan: Plan) -> Plan:
 
 
 def secured(credentials: Path, name: str) -> ssl.SSLContext:
-    """TLS for the side of this name, "keyholder" or "planner".
+    """Return the TLS context for the side of this name, "keyholder" or "planner".
 
     Each asks for the other's certificate.
     """
@@ -383,7 +393,7 @@ def secured(credentials: Path, name: str) -> ssl.SSLContext:
 
 
 def peer_name(connection: ssl.SSLSocket) -> str:
-    """The common name in the other side's certificate, which TLS has verified."""
+    """Return the common name in the peer's certificate, which TLS has verified."""
     certificate: Any = connection.getpeercert() or {}
     names = [
         value

@@ -312,6 +312,7 @@ class FactoredMeasurements(BatchMeasurements):
         return gradient
 
     def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        """Return the weighted mean gradient as a sketch of this layout."""
         shares = (weights / max(1, self._n)).astype(np.float32)
         numbers = np.empty(layout.size, dtype=np.float32)
         blocks, parts = list(layout.blocks), list(layout.parts)
@@ -397,6 +398,7 @@ class ChunkedMeasurements(BatchMeasurements):
         return total
 
     def sketched_gradient(self, layout: GradientLayout, weights: Scores) -> Vector:
+        """Return the weighted mean gradient of all pieces as a sketch of this layout."""
         total = np.zeros(layout.size, dtype=np.float32)
         for piece, part in zip(self._pieces(), self._parts, strict=True):
             own = weights[part]

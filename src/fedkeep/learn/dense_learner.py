@@ -203,7 +203,7 @@ def backward(
 
 
 def gradients(
-    room: Sequence[AnyArray],
+    out: Sequence[AnyArray],
     parameters: Sequence[AnyArray],
     x: AnyArray,
     y: IntArray,
@@ -211,16 +211,16 @@ def gradients(
 ) -> Sequence[AnyArray]:
     """Compute the gradients by each parameter, (C, *shape), of C models' weighted losses.
 
-    The losses are multiplied by `share`, (C, n), and summed. All is written into `room`: to take
+    The losses are multiplied by `share`, (C, n), and summed. All is written into `out`: to take
     memory anew for each step can cost as much as what is computed.
     """
     layers = paired(parameters)
     inputs, logits = forward(layers, x)
     errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
-    for (weight, bias), a, e in zip(paired(room), inputs, errors, strict=True):
+    for (weight, bias), a, e in zip(paired(out), inputs, errors, strict=True):
         np.matmul(e.mT, a, out=weight)
         np.add.reduce(e, axis=1, out=bias)
-    return room
+    return out
 
 
 def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:

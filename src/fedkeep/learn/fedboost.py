@@ -2,8 +2,8 @@
 
 A model is the mixture's weights alpha, q numbers that sum to 1. The mixture gives a label
 sum_k alpha_k h_k(x), and its loss is minus the logarithm of that. A local step is mirror descent by
-the entropy, alpha_k <- alpha_k exp(-eta g_k) / Z; the mean of models is a mixture again. A device is
-not sent all predictors: it gets h_k with probability gamma_k, and trains on the mixture by
+the entropy, alpha_k <- alpha_k exp(-eta g_k) / Z; the mean of models is a mixture again. A device
+is not sent all predictors: it gets h_k with probability gamma_k, and trains on the mixture by
 alpha_k / gamma_k of those that it got, which is right on average.
 """
 
@@ -67,7 +67,8 @@ class FedBoost:
             ) from error
         if self._models.ndim != 2 or self._models.shape[1] != self._base.size:
             raise DataError(
-                f"{predictors} does not fit: a predictor of this data has {self._base.size} parameters"
+                f"{predictors} does not fit: "
+                f"a predictor of this data has {self._base.size} parameters"
             )
         if sampled is not None and not sampled > 0:
             raise ConfigError(f"model.sampled must be above 0, got {sampled}")

@@ -94,7 +94,7 @@ def learner_for(
     learner = TorchLearner(
         partial(made_module, partial(make, **options), f"model '{name}'"), last_layers
     )
-    try:  # so that a wrong shape is told before anything runs
+    try:  # so that a wrong shape is reported before anything runs
         logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = " ".join(str(error).split())

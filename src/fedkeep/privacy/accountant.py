@@ -190,15 +190,15 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def found(self, said: State, *, damaged: bool) -> PrivacyLedger:
+    def found(self, reported: State, *, damaged: bool) -> PrivacyLedger:
         """Open the ledger, or create it on the first start of a device.
 
         Parameters
         ----------
-        said : State
+        reported : State
             The ledger's snapshot in the device's store, empty on a first start.
         damaged : bool
-            Whether the store was damaged, so that an empty `said` proves nothing.
+            Whether the store was damaged, so that an empty `reported` proves nothing.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class LedgerFile:
             the store, or if another ledger in the same folder has been charged: it may belong to
             this device under an earlier name of its store.
         """
-        if not self._path.exists() and not damaged and not np.any(said.get("releases", 0)):
+        if not self._path.exists() and not damaged and not np.any(reported.get("releases", 0)):
             if (other := self._spent_beside()) is not None:
                 raise RejectedError(
                     "another privacy ledger",
@@ -219,9 +219,9 @@ class LedgerFile:
         ledger = self.open()
         known = ledger.snapshot()
         if any(
-            (said[name] > known[name] * (1 + _ROUNDING)).any()
+            (reported[name] > known[name] * (1 + _ROUNDING)).any()
             for name in ("composed", "releases")
-            if name in said
+            if name in reported
         ):
             raise RejectedError(
                 "old privacy ledger",

@@ -86,7 +86,8 @@ class PrivacyOptions:
             raise ValueError("members and member_key belong together: name both, or none")
         if self.epsilon is not None and not self.protect:
             raise ValueError(
-                'protect must name at least one of "estimator", "model", "profile" where epsilon is set'
+                'protect must name at least one of "estimator", "model", "profile" '
+                "where epsilon is set"
             )
         if len(set(self.protect)) != len(self.protect):
             raise ValueError(f"protect must name each stream once, got {list(self.protect)}")
@@ -115,9 +116,9 @@ class PrivacyOptions:
         return min(asked, int(self.sum_threshold * asked) + 1)
 
     def noise_multiplier(self) -> float:
-        """Noise over sensitivity, equal for all releases, such that the planned ones just fit the budget.
+        """Return noise over sensitivity, equal for all releases, so that the planned ones fit.
 
-        Planned are, about one unit, so many estimators and models as it is to take part, and one profile.
+        Planned are, per unit, as many estimators and models as participations, and one profile.
         """
         if self.epsilon is None:
             raise ConfigError("privacy.epsilon is not set, so there is no noise to calibrate")
@@ -131,10 +132,10 @@ class PrivacyOptions:
 
 
 def refuse_conflicts(options: PrivacyOptions, aggregation: Aggregator) -> None:
-    """Refuses what cannot go together: whoever sees only a sum cannot compare its parts."""
+    """Reject a combination that cannot work: a robust mean over sums that hide their parts."""
     if options.secure_aggregation and not aggregation.works_on_sums():
         raise ConfigError(
-            f'privacy.secure_aggregation and aggregation "{aggregation.label()}" exclude each other: '
-            "a robust mean must see "
-            "single reports, which secure aggregation hides; drop one of the two"
+            f'privacy.secure_aggregation and aggregation "{aggregation.label()}" '
+            "exclude each other: a robust mean must see single reports, "
+            "which secure aggregation hides; drop one of the two"
         )

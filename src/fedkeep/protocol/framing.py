@@ -5,7 +5,7 @@ import socket
 from fedkeep.core.errors import RejectedError
 
 MESSAGE_LIMIT = 256 << 20
-"""Bytes of one message of the local API: a model and its estimators, with room to spare."""
+"""Bytes of one message of the local API: a model and its estimators, and some more."""
 
 
 def send_frame(connection: socket.socket, payload: bytes) -> None:

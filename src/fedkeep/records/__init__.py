@@ -22,7 +22,26 @@ from fedkeep.records.runs import Recorder, Run, read_run, read_runs
 from fedkeep.records.tables import frame
 
 __all__ = [
-    "Change", "Comparison", "DeviceLine", "End", "Evaluation", "GistLine", "Header", "HoldingsLine", "Line", "Member",
-    "Members", "PlanLine", "PrivacyLine", "Recorder", "Round", "Run", "Slot", "Timing", "compare", "frame", "read_run",
+    "Change",
+    "Comparison",
+    "DeviceLine",
+    "End",
+    "Evaluation",
+    "GistLine",
+    "Header",
+    "HoldingsLine",
+    "Line",
+    "Member",
+    "Members",
+    "PlanLine",
+    "PrivacyLine",
+    "Recorder",
+    "Round",
+    "Run",
+    "Slot",
+    "Timing",
+    "compare",
+    "frame",
+    "read_run",
     "read_runs",
-]  # fmt: skip
+]

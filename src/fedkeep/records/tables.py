@@ -329,15 +329,18 @@ def explanation(comparison: Comparison) -> str:
 
 
 _METHODS = (
-    "Seeds: finished, of those begun; means are over finished seeds where there are any. Final: the "
-    "accuracy of the last evaluation. Best: the highest. Mean accuracy: over all rounds (the area under the curve). ±: 95 % interval over seeds "
+    "Seeds: finished, of those begun; means are over finished seeds where there are any. Final: "
+    "the accuracy of the last evaluation. Best: the highest. Mean accuracy: over all rounds (the "
+    "area under the curve). ±: 95 % interval over seeds "
     "(Student's t). Against a method: differences in points, paired by seed as far as both got; "
     "better or worse where the interval excludes 0, equivalent where it stays within a point, else "
-    "inconclusive. Speedup: how many times fewer rounds the method needs to the mean of the other's "
-    "last five evaluations, geometric mean over the seeds that got there, '-' when none did."
+    "inconclusive. Speedup: how many times fewer rounds the method needs to the mean of the "
+    "other's last five evaluations, geometric mean over the seeds that got there, '-' when none "
+    "did."
 )
 _GIST = (
-    " The gist, means over all participations: the correction weight beta, the correlation rho of a "
-    "sample's gradients under the device's old model and the new, and its effective sample size; "
-    "the correction norm is relative to the stored samples' gradient, the median over the run."
+    " The gist, means over all participations: the correction weight beta, the correlation rho of "
+    "a sample's gradients under the device's old model and the new, and its effective sample "
+    "size; the correction norm is relative to the stored samples' gradient, the median over the "
+    "run."
 )

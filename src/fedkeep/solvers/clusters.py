@@ -51,7 +51,7 @@ class Clusters:
     space: Literal["features", "activations"] = "features"
     """Where clusters lie: in the inputs, or in the inputs of the model's last layer."""
     local: int = 10
-    """The clusters a device makes of its own samples; more say more to the server about them."""
+    """The clusters a device makes of its samples; more of them reveal more to the server."""
     centroids: list[list[float]] | None = None
     """Left out: the devices agree on them when a run begins."""
 
@@ -174,7 +174,7 @@ class Clusters:
         return centroids / mass[:, None], np.rint(mass).astype(np.int64)
 
     def _members(self, points: FloatArray, weights: FloatArray, count: int, seed: int) -> AnyArray:
-        """The cluster of each point, (n,), of `count` clusters, two at least."""
+        """Return the cluster of each point, (n,), of `count` clusters, two at least."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ _ROUNDING = 1.0
 
 
 def _solver() -> Any:
-    """What is used of scipy."""
+    """Import what is used of scipy."""
     with optional_import('coordinator "exact"', "plan"):
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array

@@ -56,7 +56,9 @@ def build(feed: Feed, token: str | None, closing: Callable[[], bool]) -> FastAPI
     app = FastAPI(openapi_url=None)
 
     @app.middleware("http")
-    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def checked(
+        request: Request, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
         response = refused(request, token) or await answer(request)
         response.headers.update(HEADERS)
         return response

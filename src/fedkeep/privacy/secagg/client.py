@@ -149,12 +149,12 @@ class SecureAggregationClient:
             if terms.update_norm < length < _FAR * terms.update_norm:
                 shorter = model + update * (0.999 * terms.update_norm / length)
                 report = replace(report, model=shorter.astype(np.float32))
-        sound = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
+        screened = screen_report(report, model, terms.gradient_size, terms.heaviest, limits)
         weight, steps = (
-            sound.weight / terms.weight_unit,
-            max(sound.steps, 1) if terms.per_step else 1,
+            screened.weight / terms.weight_unit,
+            max(screened.steps, 1) if terms.per_step else 1,
         )
-        update = (sound.model.astype(np.float64) - model) * (weight / steps)
+        update = (screened.model.astype(np.float64) - model) * (weight / steps)
         words = terms.update_grid.encode(
             np.append(update, [weight, weight * steps if terms.per_step else 0.0])
         )
@@ -162,7 +162,7 @@ class SecureAggregationClient:
             return words
         if lost:
             return np.append(words, np.zeros(terms.gradient_size + 1, WORD))
-        gradient = sound.local_gradient
+        gradient = screened.local_gradient
         latest = None
         if gradient is not None:
             weighted = np.append(gradient.astype(np.float64) * terms.rate, terms.rate)

@@ -7,7 +7,7 @@ of those who sent, and of the keys of those who dropped out. Up to n - threshold
 out at any step.
 
 It holds against a server that follows the protocol but looks at everything, even together with
-fewer than 2 * threshold - n devices. Devices are told apart by the transport's authentication, and
+fewer than 2 * threshold - n devices. Devices are identified by the transport's authentication, and
 messages are bytes that any transport can carry: msgpack, so that nothing received can run.
 
 Curves, key derivation, ciphers (`cryptography`) and secret sharing (`PyCryptodome`) come from the

@@ -114,7 +114,7 @@ class SecureAggregationServer:
     ) -> RoundSummary:
         """Close a round by the sum over the survivors, or raise and leave everything as it was.
 
-        Re-basing takes effect with the next round, so that what devices are told is what was
+        Re-basing takes effect with the next round, so that what devices receive is what was
         committed.
         """
         size, terms = len(self._server.model), next(iter(opened.terms.values()))
