@@ -121,7 +121,7 @@ def main(directory: Path) -> None:
     FIGURE.parent.mkdir(exist_ok=True)
     FIGURE.write_text(draw(curves(directory)), encoding="utf-8")
     README.write_text(
-        TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8")),
+        TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8"), count=1),
         encoding="utf-8",
     )
 

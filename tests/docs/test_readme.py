@@ -7,6 +7,7 @@ import pytest
 from lab.readme import MARKED, TABLES, with_tables
 
 from fedkeep.records import compare, read_runs
+from tests.docs.snippets import blocks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,6 +50,12 @@ def test_every_table_is_on_a_page_and_the_readme_has_three() -> None:
     shown = {found[1] for page in PAGES for found in MARKED.findall(page.read_text("utf-8"))}
     assert shown == set(TABLES)
     assert [found[1] for found in MARKED.findall(README)] == ["results", "costs", "paper-table2"]
+
+
+def test_the_readme_has_code_for_each_of_its_readers() -> None:
+    languages = [block.language for block in blocks(README)]
+    assert languages == ["sh", "text", "python", "toml", "sh", "python", "toml", "sh"]
+    assert README.count("┏") == 1
 
 
 def test_a_stale_number_is_found() -> None:
