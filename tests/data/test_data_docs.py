@@ -3,6 +3,7 @@
 import re
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -39,4 +40,4 @@ def test_everything_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_every_key_of_the_task_is_on_the_page() -> None:
     page = PAGE.read_text()
-    assert [key for key in Custom.__dataclass_fields__ if f"`{key}`" not in page] == []
+    assert [field.name for field in fields(Custom) if f"`{field.name}`" not in page] == []

@@ -9,9 +9,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TIMES = {"participation_over_plain", "arrival_over_forward", "arrival_over_ode"}
-WIRE = {"wire_local_over_fedavg", "wire_shared_over_ode"}
-BYTES = {"bytes_float32", "bytes_float16", "bytes_int8", "ram_window", "ram_gist", "ram_anchor"}
+TIMES = {
+    "participation_over_plain",
+    "participation_sketch_over_plain",
+    "arrival_over_forward",
+    "arrival_over_ode",
+    "arrival_sketch_over_forward",
+}
+WIRE = {
+    "wire_local_over_fedavg",
+    "wire_shared_over_ode",
+    *(f"wire_{form}_{way}_over_fedavg" for form in ("shared", "sketch") for way in ("down", "up")),
+}
+FORMS = ("float32", "float16", "int8", "int4", "sketch")
+BYTES = {
+    *(f"bytes_{form}" for form in FORMS),
+    *(f"kept_{form}" for form in FORMS),
+    "kept_before",
+    "kept_sketch_over_before",
+    "ram_window",
+    "ram_gist",
+    "ram_anchor",
+}
 
 
 def test_the_gist_benchmark_in_its_quick_form(tmp_path: Path) -> None:
@@ -36,3 +55,6 @@ def test_the_gist_benchmark_in_its_quick_form(tmp_path: Path) -> None:
         assert figures["bytes_int8"] < 0.28 * figures["bytes_float32"] + unpacked
         assert figures["ram_window"] == 2 * figures["ram_anchor"]
         assert all(figures[name] > 0 for name in TIMES)
+    for large in ("mlp", "traffic-cnn"):
+        assert results[large]["kept_sketch_over_before"] < 0.1
+        assert results[large]["wire_sketch_up_over_fedavg"] < 1.1

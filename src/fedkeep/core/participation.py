@@ -106,7 +106,10 @@ class Participation:
         self.job = TrainingJob(self._stored.batch, weights, seed)
 
     def correct(
-        self, before: PerSampleGradients | None = None, after: PerSampleGradients | None = None
+        self,
+        before: PerSampleGradients | None = None,
+        after: PerSampleGradients | None = None,
+        probe: GradientProbe | None = None,
     ) -> None:
         """Compute the gist's correction, and close the sum of arrivals (step 2 of `prepare`).
 
@@ -115,9 +118,12 @@ class Participation:
         before, after : PerSampleGradients, optional
             What is stored, as measured under the model that the device has and under the order's;
             measured here if not given.
+        probe : GradientProbe, optional
+            What measures under the order's model: one serves all participants of a simulation,
+            where a copy of the model for each would fill the memory.
         """
         device, order, batch = self.device, self.order, self.job.batch
-        self._probe = device.learner.probe(order.model)
+        self._probe = device.learner.probe(order.model) if probe is None else probe
         self._after = after
         device.sender.prepare(order, self._probe, batch, device.window)
         if device.gist is not None and device.probe is not None:

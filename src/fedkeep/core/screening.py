@@ -115,7 +115,7 @@ def screen_profile(profile: Profile, regions: int) -> Profile:
         raise RejectedError(
             RejectionReason.VELOCITY_TOO_LARGE, f"a velocity is at most {FASTEST:g}"
         )
-    return replace(profile, velocity=velocity)
+    return profile
 
 
 def screen_report(

@@ -1,7 +1,9 @@
 """The in-memory store: a bounded top-k per region (step 3; the paper's priority queues)."""
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappush, heapreplace
 from operator import attrgetter
 from typing import Literal
 
@@ -17,6 +19,10 @@ _Key = tuple[int, float, int]
 """(tier, effective score, arrival): the lowest key leaves first, so that the newest wins ties."""
 _ROOM: _Key = (_GIVES_WAY, np.nan, 0)
 _NO_ROOM: _Key = (_RANKED + 1, np.nan, 0)
+_LATER: AnyArray = np.empty(0)
+"""Stands for a sample's features until it is known that it stays."""
+_ONE_MORE = (1 << 32) + 1
+"""One sample more in `MemoryStore._pressure`: above the target, and held."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,9 @@ class _Entry:
         self.key: _Key = (_RANKED, score, arrival)
 
 
+_key: Callable[[_Entry], _Key] = attrgetter("key")
+
+
 class MemoryStore:
     """A `Store` in memory, with a sorted list per region; a hopeless offer costs almost nothing.
 
@@ -80,6 +89,11 @@ class MemoryStore:
         self._entries: dict[int, _Entry] = {}
         self._ranked: list[list[_Entry]] = [[] for _ in quotas]
         """The samples of each region, the lowest key first."""
+        self._slots = 0
+        """All quotas."""
+        self._pressure: list[int] = []
+        """How far each region is above its quota, and then how much it holds, in one number."""
+        self._weigh()
         self._samples: tuple[Batch, IntArray, IntArray] | None = None
         """What `stored` says of samples, regions and arrivals, until one of them changes."""
 
@@ -91,8 +105,9 @@ class MemoryStore:
         if len(quotas) != self.regions:
             raise ValueError(f"expected quotas for {self.regions} regions, got {len(quotas)}")
         self._quotas = quotas.tolist()
+        self._weigh()
         dropped = []
-        while self.bends and len(self._entries) > sum(self._quotas):
+        while self.bends and len(self._entries) > self._slots:
             dropped.append(self._drop(self._ranked[self._most_above()][0]))
         for ranked, quota in zip(self._ranked, self._quotas, strict=True):
             while not self.bends and len(ranked) > quota:
@@ -105,44 +120,81 @@ class MemoryStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
-        n = len(batch)
-        outcome = Outcome(
-            np.zeros(n, dtype=np.int64), np.full(n, -1, dtype=np.int64), np.full(n, np.nan), scores
-        )
-        ways: dict[
-            int, tuple[_Key, _Entry | None]
-        ] = {}  # how to get in, by region, until something changes
-        columns = (batch.ids, regions, scores, arrivals)
-        for i, (id_, region, score, arrival) in enumerate(
-            zip(*(c.tolist() for c in columns), strict=True)
-        ):
-            if region not in ways:
-                ways[region] = self._way_in(region)
-            to_beat, leaving = ways[region]
-            entry = self._entries.get(id_)
-            sound = score > -np.inf
-            if entry is None and (not sound or (_RANKED, score, arrival) < to_beat):
-                outcome.floors[i] = to_beat[1]
+        n, entries = len(batch), self._entries
+        if self.regions == 1 and n > len(entries) and self._knows_none(batch.ids.tolist()):
+            return self._offer_unknown(batch, scores, arrivals)
+        fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
+        unknown = [np.nan] * self.regions
+        least = unknown.copy()
+        """The score to beat, by region, until something changes; NaN: to be found, or none."""
+        added: list[tuple[int, _Entry]] = []
+        columns = zip(*(c.tolist() for c in (batch.ids, regions, scores, arrivals)), strict=True)
+        for i, (id_, region, score, arrival) in enumerate(columns):
+            if score < least[region] and id_ not in entries:
+                floors[i] = least[region]
                 continue
-            ways.clear()
+            entry, sound = entries.get(id_), score > -np.inf
             if entry is None:
-                outcome.fates[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
+                to_beat, leaving = self._way_in(region)
+                if not sound or (_RANKED, score, arrival) < to_beat:
+                    floors[i] = to_beat[1]
+                    if to_beat[0] == _RANKED:
+                        least[region] = to_beat[1]
+                    continue
+                fates[i] = OfferResult.KEPT if leaving is None else OfferResult.REPLACED
                 if leaving is not None:
-                    outcome.floors[i] = leaving.key[1]
-                    outcome.displaced[i] = self._drop(leaving)
-                self._insert(
-                    _Entry(id_, batch.x[i].copy(), int(batch.y[i]), region, score, arrival)
-                )
+                    floors[i], displaced[i] = leaving.key[1], leaving.id
+                    self._drop(leaving)
+                entry = _Entry(id_, _LATER, 0, region, score, arrival)
+                self._insert(entry)
+                added.append((i, entry))
+                if leaving is not None and leaving.region == region:
+                    least[region] = np.nan  # in no other region has anything changed
+                    continue
             elif sound:
-                outcome.fates[i] = OfferResult.REFRESHED
-                outcome.floors[i] = entry.key[1]
+                fates[i], floors[i] = OfferResult.REFRESHED, entry.key[1]
                 entry.score, entry.arrival = score, arrival
                 self._rekey(entry, (self.after_use.tier(entry.uses), score, arrival))
                 if entry.uses and self.after_use.name == "discount":
                     self._rank(self._ranked[entry.region])
             else:
-                outcome.displaced[i] = self._drop(entry)
-        return outcome
+                displaced[i] = self._drop(entry)
+            least = unknown.copy()
+        # Most of them may have left again: only what stays is copied.
+        for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
+            entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+        return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
+
+    def _knows_none(self, ids: list[int]) -> bool:
+        """Tell whether no sample comes again, be it stored or of the same batch."""
+        return len(set(ids)) == len(ids) and self._entries.keys().isdisjoint(ids)
+
+    def _offer_unknown(self, batch: Batch, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer many samples of the only region: a heap tells what leaves, and few get an entry."""
+        n, ids, ranked = len(batch), batch.ids.tolist(), self._ranked[0]
+        fates, displaced, floors = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
+        heap = [(entry.key, place - len(ranked)) for place, entry in enumerate(ranked)]
+        free = self._slots - len(heap)
+        for i, (score, arrival) in enumerate(zip(scores.tolist(), arrivals.tolist(), strict=True)):
+            sound, key = score > -np.inf, (_RANKED, score, arrival)
+            if free > 0:
+                if sound:
+                    fates[i] = OfferResult.KEPT
+                    heappush(heap, (key, i))
+                    free -= 1
+            elif heap:
+                floors[i] = heap[0][0][1]
+                if sound and key >= heap[0][0]:
+                    fates[i] = OfferResult.REPLACED
+                    _, place = heapreplace(heap, (key, i))
+                    displaced[i] = ids[place] if place >= 0 else ranked[place].id
+        stay = {place for _, place in heap}
+        for entry in [e for place, e in enumerate(ranked, -len(ranked)) if place not in stay]:
+            self._drop(entry)
+        for i in sorted(place for place in stay if place >= 0):
+            x, y = batch.x[i].copy(), int(batch.y[i])
+            self._insert(_Entry(ids[i], x, y, 0, float(scores[i]), int(arrivals[i])))
+        return Outcome(_ints(fates), _ints(displaced), np.array(floors, dtype=np.float64), scores)
 
     def stored(self) -> Stored:
         """Give what is stored, oldest arrival first."""
@@ -215,6 +267,7 @@ class MemoryStore:
         self._quotas = state["quotas"].tolist()
         self._entries, self._samples = {}, None
         self._ranked = [[] for _ in self._quotas]
+        self._weigh()
         plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
         for x, id_, y, region, score, arrival, uses, tier, effective in zip(
             state["x"], *(state[name].tolist() for name in plain), strict=True
@@ -227,10 +280,11 @@ class MemoryStore:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
         held, slots = len(self._ranked[region]), self._quotas[region]
         if self.bends:
-            held, slots = len(self._entries), sum(self._quotas)
+            held, slots = len(self._entries), self._slots
         if held < slots:
             return _ROOM, None
-        giver = self._most_above(region) if self.bends else region
+        several = self.bends and self.regions > 1
+        giver = self._most_above(region) if several else region
         if not self._ranked[giver]:
             return _NO_ROOM, None
         lowest = self._ranked[giver][0]
@@ -241,14 +295,14 @@ class MemoryStore:
 
         A newcomer counts as held.
         """
-        held = [len(ranked) for ranked in self._ranked]
+        pressure = self._pressure
         if newcomer is not None:
-            held[newcomer] += 1
-        ranks = [(size - quota, size) for size, quota in zip(held, self._quotas, strict=True)]
-        highest = max(ranks)
-        level = [region for region, rank in enumerate(ranks) if rank == highest]
-        if len(level) == 1:
-            return level[0]
+            pressure = pressure.copy()
+            pressure[newcomer] += _ONE_MORE
+        highest = max(pressure)
+        if pressure.count(highest) == 1:
+            return pressure.index(highest)
+        level = [region for region, own in enumerate(pressure) if own == highest]
         return min(
             level, key=lambda region: min((e.arrival for e in self._ranked[region]), default=np.inf)
         )
@@ -267,23 +321,38 @@ class MemoryStore:
                 scores[lowered] if lowered >= 0 else -np.inf
             )  # which ranks below every newcomer
             entry.key = (self.after_use.tier(entry.uses), effective, entry.arrival)
-        ranked.sort(key=attrgetter("key"))
+        ranked.sort(key=_key)
 
     def _rekey(self, entry: _Entry, key: _Key) -> None:
         self._drop(entry)
         entry.key = key
         self._insert(entry)
 
+    def _weigh(self) -> None:
+        """Find `_slots` and `_pressure` anew, as quotas have changed."""
+        self._slots = sum(self._quotas)
+        self._pressure = [
+            ((len(ranked) - quota) << 32) + len(ranked)
+            for ranked, quota in zip(self._ranked, self._quotas, strict=True)
+        ]
+
     def _insert(self, entry: _Entry) -> None:
         self._entries[entry.id] = entry
         self._samples = None
-        insort(self._ranked[entry.region], entry, key=attrgetter("key"))
+        self._pressure[entry.region] += _ONE_MORE
+        ranked = self._ranked[entry.region]
+        if ranked and entry.key < ranked[-1].key:
+            insort(ranked, entry, key=_key)
+        else:
+            ranked.append(entry)
 
     def _drop(self, entry: _Entry) -> int:
         del self._entries[entry.id]
         self._samples = None
+        self._pressure[entry.region] -= _ONE_MORE
         ranked = self._ranked[entry.region]
-        del ranked[ranked.index(entry, bisect_left(ranked, entry.key, key=attrgetter("key")))]
+        lowest = ranked[0] is entry
+        del ranked[0 if lowest else ranked.index(entry, bisect_left(ranked, entry.key, key=_key))]
         return entry.id
 
 

@@ -292,7 +292,7 @@ class FactoredMeasurements(BatchMeasurements):
 
     def inner(self, other: PerSampleGradients) -> Scores:
         """Multiply each sample's gradient by its gradient in other measurements."""
-        theirs = of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
+        theirs = self if other is self else of_kind(FactoredMeasurements, other)  # type: ignore[type-abstract]
         return _summed(
             mine.inner(same) for mine, same in zip(self._last(), theirs._last(), strict=True)
         )
@@ -350,8 +350,16 @@ class TracedMeasurements(FactoredMeasurements):
         return activations[self._c, : self._n].copy()
 
     def _last(self, wanted: int | None = None) -> Sequence[Outer]:
-        layers = [self._trace.head] if wanted == 1 else self._trace.valued
-        return [factors.of(self._c, self._n) for factors in layers]
+        return [self._head] if wanted == 1 else self._valued
+
+    @cached_property
+    def _head(self) -> Outer:
+        head: Outer = self._trace.head
+        return head.of(self._c, self._n)
+
+    @cached_property
+    def _valued(self) -> list[Outer]:
+        return [factors.of(self._c, self._n) for factors in self._trace.valued]
 
 
 class ChunkedMeasurements(BatchMeasurements):

@@ -27,6 +27,7 @@ from fedkeep.learn.evaluation import judge
 from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import assemble, coordinate
 from fedkeep.sim.fleet import SimulatedFleet
+from fedkeep.sim.threads import ThreadLimit
 
 TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 """What a run costs; a sample is trained on once an epoch."""
@@ -83,6 +84,7 @@ class Simulator:
         self.experiment = experiment
         self.parts = assemble(experiment, data)
         self.server = self.parts.server
+        self._threads = ThreadLimit(self.parts.learner.size)
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
         self._population = range(self.parts.data.devices)
@@ -112,6 +114,11 @@ class Simulator:
 
     def play_round(self, *, evaluated: bool) -> RoundRecord:
         """Play one round: arrivals, selection, orders, training, merging (steps 3 to 8)."""
+        with self._threads:
+            record = self._play_round()
+        return replace(record, evaluation=self.evaluate()) if evaluated else record
+
+    def _play_round(self) -> RoundRecord:
         parts, server, round_ = self.parts, self.server, self.server.round
         before, participants = server.model, self.participants(round_)
         tested = self._test_first(round_) if self.experiment.record.prequential else (0, 0)
@@ -124,9 +131,7 @@ class Simulator:
         counted = {device: reports[device] for device in summary.accepted}
         rate = server.schedule.local(round_).learning_rate
         server.apply_step(parts.rival.step(before, server.model, counted, rate))
-        return RoundRecord(
-            server.round, summary, arrivals, self.evaluate() if evaluated else None, tested
-        )
+        return RoundRecord(server.round, summary, arrivals, None, tested)
 
     def participants(self, round_: int) -> tuple[DeviceId, ...]:
         """Return the devices of a round, which depend on the seed alone and not on the method."""
@@ -134,7 +139,8 @@ class Simulator:
 
     def evaluate(self) -> ModelScores:
         """Evaluate the global model on every device's test samples."""
-        scores = evaluate(self.parts.learner, self.server.model, self.parts.data)
+        with self._threads:
+            scores = evaluate(self.parts.learner, self.server.model, self.parts.data)
         if self.experiment.record.accuracy == "devices":
             return replace(scores, accuracy=float(np.nanmean(scores.device_accuracy)))
         return scores

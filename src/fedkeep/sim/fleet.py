@@ -103,8 +103,9 @@ class SimulatedFleet:
             participation.begin()
         batches = {d: p.job.batch for d, p in running.items() if len(p.job.batch)}
         before, after = self._measure_stored({d: running[d] for d in batches}, batches)
+        probe = self.learner.probe(next(iter(orders.values())).model) if orders else None
         for d, participation in running.items():
-            participation.correct(before.get(d), after.get(d))
+            participation.correct(before.get(d), after.get(d), probe)
         next_models = {d: m for d, p in running.items() if (m := p.next_model) is not None}
         ahead = self._measure(next_models, batches)
         for d, participation in running.items():

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar, dataclass_transform
 import numpy as np
 
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
+from fedkeep.core.aggregation.rows import stacked_updates
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import Registry
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
@@ -167,7 +168,7 @@ class UpdateRule(Aggregator):
         if not counted:
             return model
         start = model.astype(np.float64)
-        vectors = np.stack([r.model.astype(np.float64) - start for r in counted])
+        vectors = stacked_updates(model, counted)
         weights = np.array([r.weight for r in counted])
         steps = np.array([r.steps for r in counted], dtype=np.float64)
         step = self.step(RoundUpdates(vectors, weights / weights.sum(), steps))

@@ -35,5 +35,8 @@ class Trimmed(UpdateRule):
         order = np.argsort(updates.vectors, axis=0)[cut : count - cut]
         values = np.take_along_axis(updates.vectors, order, axis=0)
         weights = updates.weights[order]
-        mean: FloatArray = (values * weights).sum(axis=0) / weights.sum(axis=0)
+        total = weights.sum(axis=0)
+        # Where what is left weighs nothing, all of it counts alike.
+        mean: FloatArray = values.mean(axis=0)
+        np.divide((values * weights).sum(axis=0), total, out=mean, where=total > 0)
         return mean

@@ -52,7 +52,9 @@ class LabelHolders:
             labels = short[start : start + _COLUMNS]
             columns = np.empty((len(labels), len(self.velocity)), dtype=self.velocity.dtype)
             for row in range(0, len(self.velocity), _ROWS):
-                columns[:, row : row + _ROWS] = self.velocity[row : row + _ROWS, labels].T
+                columns[:, row : row + _ROWS] = (
+                    self.velocity[row : row + _ROWS].take(labels, axis=1).T
+                )
             for label, rates in zip(labels.tolist(), columns, strict=True):
                 owners = np.flatnonzero((rates > 0) & (self.room > 0))
                 owners = owners[~self.held[owners, label]]
@@ -172,10 +174,13 @@ def largest_per_row(values: AnyArray, counts: IntArray) -> BoolArray:
     return chosen
 
 
-def row_chunks(rows: IntArray) -> Iterator[IntArray]:
+def row_chunks(rows: IntArray) -> Iterator[IntArray | slice]:
     """The rows in portions, so that temporary arrays stay small beside a fleet of millions."""
     for start in range(0, len(rows), _ROWS):
-        yield rows[start : start + _ROWS]
+        part = rows[start : start + _ROWS]
+        first, last = int(part[0]), int(part[-1])
+        # Rows side by side are taken as they are, without a copy.
+        yield slice(first, last + 1) if last - first + 1 == len(part) else part
 
 
 def improve(
@@ -283,9 +288,12 @@ def frequent(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
     """
     quotas = _quota_table(fleet)
     for rows in row_chunks(np.flatnonzero(held.any(axis=1))):
-        quotas[rows] = held[rows]
+        own = held[rows].astype(quotas.dtype)
         best = np.where(held[rows], fleet.velocities[rows], -1).argmax(axis=1)
-        quotas[rows, best] += (fleet.capacities[rows] - held[rows].sum(axis=1)).astype(quotas.dtype)
+        own[np.arange(len(own)), best] += (fleet.capacities[rows] - own.sum(axis=1)).astype(
+            quotas.dtype
+        )
+        quotas[rows] = own
     return quotas
 
 

@@ -42,8 +42,9 @@ class ClippedReports:
         """Those that count, in the order of the devices' ids."""
         self.findings: list[tuple[DeviceId, RejectionReason, str]] = []
         """Which device, why, and in words."""
+        update = np.empty_like(start)
         norms = {
-            device: float(np.linalg.norm(report.model - start))
+            device: float(np.linalg.norm(np.subtract(report.model, start, out=update)))
             for device, report in self.reports.items()
             if report.weight > 0
         }

@@ -10,6 +10,7 @@ from fedkeep.core.aggregation.robust.statistics import (
     Agreement,
     UpdateStatistics,
 )
+from fedkeep.core.aggregation.rows import row_norms, row_products
 from fedkeep.core.outliers import MAD_TO_DEVIATION
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 
@@ -57,10 +58,10 @@ def filter_updates(
     2021 (trust by cosine, there with a direction of the server's own data).
     """
     trusted = np.ones(len(devices), dtype=bool)
-    lengths = np.maximum(np.linalg.norm(updates, axis=1), _TINY)
+    lengths = np.maximum(row_norms(updates), _TINY)
     for _ in range(2):
         references = reference_directions(updates, trusted, statistics.reference)
-        cosines: FloatArray = (updates * references).sum(axis=1) / lengths
+        cosines: FloatArray = row_products(updates, references) / lengths
         agreement = dict(statistics.agreement)
         for device, cosine in zip(devices, cosines.tolist(), strict=True):
             agreement[device] = _updated(statistics.agreement.get(device, Agreement()), cosine)
@@ -106,7 +107,7 @@ def reference_directions(
     if earlier is not None:
         others *= 1 - REFERENCE_DECAY
         others += REFERENCE_DECAY * earlier
-    others /= np.maximum(np.linalg.norm(others, axis=1, keepdims=True), _TINY)
+    others /= np.maximum(row_norms(others), _TINY)[:, None]
     return others
 
 

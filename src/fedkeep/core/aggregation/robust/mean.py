@@ -12,6 +12,7 @@ from fedkeep.core.aggregation.robust.filter import filter_updates
 from fedkeep.core.aggregation.robust.reputation import reputation_weights
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.aggregation.robust.validate import inconsistent_gradients
+from fedkeep.core.aggregation.rows import row_norms, stacked_updates
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _LENGTH_RATIO = 2.0
@@ -69,11 +70,11 @@ class RobustMean(Aggregator):
         if not counted:
             return dict(reports), ()
         devices, senders = list(counted), list(counted.values())
-        updates = np.array([r.model.astype(np.float64) - model for r in senders])
+        updates = stacked_updates(model, senders)
 
         inconsistent = inconsistent_gradients(senders, updates)
 
-        lengths: FloatArray = np.linalg.norm(updates, axis=1)
+        lengths = row_norms(updates)
         usual = statistics.median_length(lengths.tolist())
         clipped = clip_to_usual(updates, lengths, usual)
         weights = clip_weights([r.weight for r in senders], statistics)
@@ -91,10 +92,12 @@ class RobustMean(Aggregator):
             statistics.learn_reference(scale * (weights @ kept) / weights.sum())
 
         merged = dict(reports)
+        moved = np.empty(len(model))
         for row, device in enumerate(devices):
+            np.add(np.multiply(kept[row], scale, out=moved), model, out=moved)
             merged[device] = replace(
                 counted[device],
-                model=(model + scale * kept[row]).astype(np.float32),
+                model=moved.astype(np.float32),
                 weight=float(weights[row]),
                 local_gradient=None if inconsistent[row] else counted[device].local_gradient,
             )
@@ -105,5 +108,5 @@ def _length_preserving_scale(
     weights: FloatArray, updates: FloatArray, lengths: FloatArray
 ) -> float:
     """Return the factor that gives the updates, together, these lengths again."""
-    left = float(weights @ np.linalg.norm(updates, axis=1))
+    left = float(weights @ row_norms(updates))
     return float(weights @ lengths) / left if left > 0 else 1.0
