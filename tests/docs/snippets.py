@@ -2,12 +2,14 @@
 
     python snippets.py PAGE FOLDER
 
-A block that begins with a comment of a file's name (`# mine.toml`) is written to that file. Python blocks of a page
-share their names. `sh` blocks run with `fedkeep` and `python` on the path and copies of the repository's folders beside
-them. TOML is read by the part of fedkeep it is for. A `text` block, or one without language, right after a block that
-ran is what that block prints; `...` stands for anything. Before a block that cannot run here, the page says why:
-`<!-- not run: REASON -->`; before one that runs until it is stopped: `<!-- runs until stopped -->`. Printed numbers
-with decimals that depend on the machine's libraries stand below `<!-- decimals may differ by 2 -->`.
+A block that begins with a comment of a file's name (`# mine.toml`) is written to that file. Python
+blocks of a page share their names. `sh` blocks run with `fedkeep` and `python` on the path and
+copies of the repository's folders beside them. TOML is read by the part of fedkeep it is for. A
+`text` block, or one without language, right after a block that ran is what that block prints; `...`
+stands for anything. A block that cannot run here has the reason above it,
+`<!-- not run: REASON -->`; one that runs until it is stopped, `<!-- runs until stopped -->`. Numbers
+with decimals that depend on the machine's libraries stand below
+`<!-- decimals may differ by 2 -->`.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The page of public names has every public name, and every page of packages names what there is."""
+"""The page of public names has them all, and every page of packages names what there is."""
 
 import importlib
 import re

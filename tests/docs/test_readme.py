@@ -1,4 +1,4 @@
-"""README and pages: links lead somewhere, tables are those of the results, the demo's is the demo's."""
+"""README and pages: links lead somewhere, and tables are those of the results and the demo."""
 
 import re
 from pathlib import Path
