@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check docs format clean reproduce reproduce-paper reproduce-quick faults mutants
+.PHONY: help demo test check docs coverage format clean reproduce reproduce-paper reproduce-quick faults mutants
 
 help:            ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 24
@@ -23,7 +23,7 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.base
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.base   ## the gist beside FIFO, class-balanced FIFO, ODE and unlimited storage (a minute)
+demo: $(VENV)/.base   ## FIFO, class-balanced FIFO, ODE, both gists and unlimited storage (a minute)
 	@$(BIN)/fedkeep demo --out runs/demo
 
 test: $(VENV)/.dev    ## run the tests
@@ -44,18 +44,23 @@ check: $(VENV)/.dev   ## formatting, lint, types, imports, documentation
 	@$(BIN)/lint-imports
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs: $(VENV)/.dev    ## write what is generated (docs/cli.md, docs/gist.md, RESULTS, the README's table), and build the site into site/
+docs: $(VENV)/.dev    ## write what is generated (command line, public names, RESULTS, all tables), build the site into site/
 	@$(BIN)/python docs/generate_cli.py
+	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/python docs/generate_gist.py
 	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+coverage: $(VENV)/.dev ## run the tests with coverage (half an hour), print the number, write htmlcov/
+	@$(BIN)/pytest --quiet -m "not real" --cov --cov-report= -p no:cacheprovider; tests=$$?; \
+	    $(BIN)/coverage html --quiet; $(BIN)/coverage report; exit $$tests
 
 format: $(VENV)/.dev  ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 clean:                ## remove what the other targets made
-	rm -rf $(VENV) runs site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) runs site htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 reproduce: $(VENV)/.dev             ## the arena, the gist, the choice, when it helps, bytes: goes on where it stopped
 	@for part in gist choice arena helps paper bytes; do $(BIN)/python experiments/reproduce.py $$part || exit 1; done

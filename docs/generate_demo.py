@@ -108,18 +108,20 @@ def _spread(heights: Mapping[str, float], apart: float = 16.0) -> dict[str, floa
 
 
 def printed(directory: Path) -> str:
-    """The table as the demo prints it, without its title and notes."""
+    """The first table as the demo prints it, without its title."""
     os.environ["COLUMNS"] = "100"  # so that no cell is broken into two lines
     with contextlib.redirect_stdout(io.StringIO()) as out:
         print_tables(compare(read_runs(directory)))
-    return "".join(line for line in out.getvalue().splitlines(keepends=True) if line[0] in "┏┃┡│└")
+    drawn = [line for line in out.getvalue().splitlines(keepends=True) if line[0] in "┏┃┡│└"]
+    last = next(place for place, line in enumerate(drawn) if line[0] == "└")
+    return "".join(drawn[: last + 1])
 
 
 def main(directory: Path) -> None:
     FIGURE.parent.mkdir(exist_ok=True)
     FIGURE.write_text(draw(curves(directory)), encoding="utf-8")
     README.write_text(
-        TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8")),
+        TABLE.sub(lambda _: printed(directory), README.read_text(encoding="utf-8"), count=1),
         encoding="utf-8",
     )
 

@@ -34,8 +34,8 @@ STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#ddd}}"
 )
 TITLE = (
-    "A store of five samples is off; the gist of all sixty says by how much, "
-    "and the next step is corrected by that"
+    "Five of sixty samples are stored; the mean gradient of all sixty corrects the next step "
+    "on the five"
 )
 
 
@@ -115,11 +115,11 @@ def _stream() -> list[str]:
     ]
     slots = [f'<circle class="kept" cx="{39 + 15 * i}" cy="240" r="5"/>' for i in range(KEPT)]
     return [
-        *_words(0, "1. Samples come by", f"{ARRIVALS} of them, and {KEPT} slots"),
+        *_words(0, "1. Samples arrive", f"{ARRIVALS} of them, and {KEPT} slots"),
         *dots,
         *(f'<path class="way" d="M{x} 158V216" marker-end="url(#waytip)"/>' for x in (69, 185)),
-        f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stay</text>',
-        f'<text class="small" x="178" y="192" text-anchor="end">all {ARRIVALS} count</text>',
+        f'<text class="small" x="62" y="192" text-anchor="end">{KEPT} stored</text>',
+        f'<text class="small" x="178" y="192" text-anchor="end">all {ARRIVALS} counted</text>',
         '<rect class="box" x="25" y="226" width="88" height="28" rx="5"/>',
         *slots,
         _diamond(185, 240, "gist"),
@@ -127,7 +127,7 @@ def _stream() -> list[str]:
         '<text x="185" y="276" text-anchor="middle">the gist:</text>',
         '<text class="small" x="185" y="293" text-anchor="middle">their mean gradient</text>',
         '<text class="small" x="69" y="293" text-anchor="middle">'
-        f"{ARRIVALS - KEPT} are gone</text>",
+        f"{ARRIVALS - KEPT} discarded</text>",
     ]
 
 
@@ -136,7 +136,7 @@ def _before(worked: Case) -> list[str]:
     store, _ = worked.stored_mean
     whole = worked.old.mean(axis=0)
     return [
-        *_words(1, "2. The store is off", "gradients, under the model it has"),
+        *_words(1, "2. The store's error", "gradients under the old model"),
         *_cloud(1, worked.old, "gone"),
         _arrow(1, store, whole),
         _square(*_at(1, store)),
@@ -149,7 +149,7 @@ def _after(worked: Case) -> list[str]:
     """Panel 3: the same arrow, a little shorter, under the model that comes next."""
     _, store = worked.stored_mean
     return [
-        *_words(2, "3. So correct the step", "the new model moves all much alike"),
+        *_words(2, "3. Correct the step", "gradients under the new model"),
         *_cloud(2, worked.new, "ghost"),
         _diamond(*_at(2, worked.new.mean(axis=0)), "truth"),
         _arrow(2, store, store + worked.correction),
@@ -158,9 +158,9 @@ def _after(worked: Case) -> list[str]:
         *_legend(
             2,
             _circle(0, 0),
-            "the five, and the arrow",
+            "the five, corrected",
             _diamond(0, 0, "truth"),
-            "what all sixty would say",
+            "mean of all sixty",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Runs experiments, sums them up in experiments/results/, and writes RESULTS and README's table.
+"""Runs experiments, sums them up in experiments/results/, and writes RESULTS and all tables.
 
     python experiments/reproduce.py gist      the gist against FIFO and unlimited storage
     python experiments/reproduce.py arena     all methods on all tasks, each at its own rate
@@ -8,7 +8,7 @@
     python experiments/reproduce.py paper     the paper's tasks at their full scale
     python experiments/reproduce.py a         the paper: Table 2, ablations, claims, theory, Table 3
     python experiments/reproduce.py rest      the paper: motivation, the authors' settings
-    python experiments/reproduce.py report    runs nothing: writes RESULTS and the README's table
+    python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
     python experiments/reproduce.py --quick   everything, tiny, into runs/quick
 
 The first six are suites (suites/*.toml). Their runs are kept in results/curves by the hash of their
@@ -31,8 +31,9 @@ from pathlib import Path
 
 import msgspec
 from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
-from lab.document import write_readme, write_results
+from lab.document import write_results
 from lab.findings import write_tables
+from lab.readme import write_pages
 from lab.suite import estimated, read_suite, run_suite
 
 from fedkeep.config.experiment import expand, override, read_experiment
@@ -111,7 +112,7 @@ def main() -> None:
         run_scripts(results, quick=False)
     write_tables(HERE, Curves(results / "curves"), results)
     write_results(HERE, results, HERE)
-    write_readme(HERE.parent / "README.md", results)
+    write_pages(HERE.parent, HERE, results)
 
 
 def files(tiers: Sequence[str], only: str) -> list[Path]:

@@ -17,6 +17,8 @@ _STYLE = (
     "th,td{border-bottom:1px solid #8884;padding:.25rem .6rem;text-align:left;vertical-align:top}"
     "code{font-size:.9em}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}}"
 )
+_INK = "svg{color:#222}@media(prefers-color-scheme:dark){svg{color:#ddd}}"
+"""A picture that stands in a page as a file takes no colour from it."""
 _WIDTH, _LEAST_HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 236, 34, 42
 _LEGEND_LINE = 17
@@ -108,6 +110,7 @@ def _opened(title: str, high: int, left: int) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {high}" width="{_WIDTH}"'
         ' role="img" font-family="system-ui, sans-serif" font-size="11" fill="currentColor">'
         f"<title>{escape(title)}</title>"
+        f"<style>{_INK}</style>"
         f'<text x="{left}" y="18" font-size="13" font-weight="600">{escape(title)}</text>'
     )
 

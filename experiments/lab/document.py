@@ -1,10 +1,5 @@
-"""RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run.
+"""RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run."""
 
-And the README's table, from results/arena.json; a test fails when it is stale.
-"""
-
-import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +10,7 @@ from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
+from lab.readme import is_outdated
 from lab.results import Paper, Results, mean_curve, verdicts
 from lab.suite import read_suite
 
@@ -43,64 +39,6 @@ _INTRODUCTION = (
     "reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
     "docs/findings.md."
 )
-README_TABLE = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end of results -->)", re.DOTALL)
-_README_METHODS = {
-    "FIFO": "fifo",
-    "class-balanced FIFO": "class-balanced-fifo",
-    "ODE as in the paper": "ode-est",
-    "**gist, local**": "gist-local",
-    "**gist, shared**": "gist-shared",
-    "unlimited storage": "full-data",
-}
-_README_TASKS = {
-    "uji-indoor-ordered": "WiFi floors, in time order",
-    "westermo-ordered": "industrial network, in time order",
-    "har-ordered": "activities, in time order",
-    "embedded-bursts": "the demo's, labels in bursts",
-    "embedded": "the demo's",
-    "st-all-labels": "synthetic, all labels everywhere",
-    "st-converging": "synthetic, few labels a device",
-    "har-converging": "activities",
-    "ic": "Fashion-MNIST",
-    "tc": "traffic, generated",
-    "tc-real": "traffic, real",
-    "audio-mnist": "spoken digits",
-    "audio-mnist-5": "spoken digits, five slots",
-}
-_README_NOTE = (
-    "Accuracy in percent at the task's learning rate, ± half of the 95 % interval; "
-    "100 to 300 rounds. Each\n"
-    "method at its own best rate, paired differences, worst devices and rarest labels: "
-    "[RESULTS](experiments/RESULTS.md).\n"
-    "Where the interval of a difference holds 0, nothing is decided.\n"
-)
-
-
-def write_readme(readme: Path, results: Path) -> None:
-    """Puts the table into its place in the README, where there is one."""
-    if readme.exists():
-        text = readme.read_text(encoding="utf-8")
-        readme.write_text(README_TABLE.sub(lambda _: readme_table(results), text), encoding="utf-8")
-
-
-def readme_table(results: Path) -> str:
-    """One row a task; a line that says so where nothing has run."""
-    path, methods = results / "arena.json", _README_METHODS.values()
-    arena = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    lines = []
-    for title, found in (
-        (title, arena[task]) for task, title in _README_TASKS.items() if task in arena
-    ):
-        cells = [in_words(found.get(method, {}).get("shared_rate")) for method in methods]
-        seeds = sorted({row["seeds"] for method, row in found.items() if method in methods})
-        span = "-".join(map(str, (seeds[0], seeds[-1])[: len(seeds)]))
-        lines.append(f"| {title} | {' | '.join(cells)} | {span} |\n")
-    if not lines:
-        return "\nNo full run is committed yet: `make reproduce` makes them.\n\n"
-    head = (
-        f"| task | {' | '.join(_README_METHODS)} | seeds |\n|---|{'---:|' * (len(methods) + 1)}\n"
-    )
-    return f"\n{head}{''.join(lines)}\n{_README_NOTE}\n"
 
 
 def write_results(experiments: Path, results: Path, out: Path) -> None:
@@ -173,6 +111,11 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
         left_out = ", ".join(m for m in methods if m not in results.methods(name))
         missing = f"; not run: {left_out}" if left_out else ""
         yield f"Made by `{summary.command}`; {_scale(name, results)}{missing}."
+        if is_outdated(summary, experiments):
+            yield (
+                "**Made before the present data preparation and settings of this experiment; will "
+                "be made again.**"
+            )
         yield _picture(name, settings, results)
     if absent := ", ".join(
         f"`experiments/{name}.toml`" for name in names if name not in results.summaries

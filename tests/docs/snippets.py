@@ -2,11 +2,14 @@
 
     python snippets.py PAGE FOLDER
 
-A block that begins with a comment of a file's name (`# mine.toml`) is written to that file. Python blocks of a page
-share their names. `sh` blocks run with `fedkeep` and `python` on the path and copies of the repository's folders beside
-them. TOML is read by the part of fedkeep it is for. A `text` block, or one without language, right after a block that
-ran is what that block prints; `...` stands for anything. Before a block that cannot run here, the page says why:
-`<!-- not run: REASON -->`; before one that runs until it is stopped: `<!-- runs until stopped -->`.
+A block that begins with a comment of a file's name (`# mine.toml`) is written to that file. Python
+blocks of a page share their names. `sh` blocks run with `fedkeep` and `python` on the path and
+copies of the repository's folders beside them. TOML is read by the part of fedkeep it is for. A
+`text` block, or one without language, right after a block that ran is what that block prints; `...`
+stands for anything. A block that cannot run here has the reason above it,
+`<!-- not run: REASON -->`; one that runs until it is stopped, `<!-- runs until stopped -->`. Numbers
+with decimals that depend on the machine's libraries stand below
+`<!-- decimals may differ by 2 -->`.
 """
 
 import contextlib
@@ -25,11 +28,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
-    r"(?:^ *<!-- (?P<remark>not run: [^\n]+?|runs until stopped) -->\n\s*)?"
+    r"(?:^ *<!-- (?P<remark>not run: [^\n]+?|runs until stopped|decimals may differ by [\d.]+) -->\n\s*)?"
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
 FILE_NAME = re.compile(r"# ([\w.-]+\.(?:py|toml))\n")
+DECIMALS = re.compile(r"[+-]?\d+\.\d+")
 RUN = ("python", "sh", "console", "toml")
 SECONDS = 300
 
@@ -106,7 +110,14 @@ class Runner:
         return out.getvalue()
 
     def _compare(self, block: Block, printed: str) -> None:
-        if not doctest.OutputChecker().check_output(block.text, printed, doctest.ELLIPSIS):
+        expected, got, rules = block.text, printed, doctest.ELLIPSIS
+        if block.remark.startswith("decimals"):
+            rules |= doctest.NORMALIZE_WHITESPACE
+            within = float(block.remark.split()[-1])
+            pairs = zip(DECIMALS.findall(expected), DECIMALS.findall(got), strict=False)
+            if all(abs(float(one) - float(other)) <= within for one, other in pairs):
+                expected, got = (DECIMALS.sub("0.0", text) for text in (expected, got))
+        if not doctest.OutputChecker().check_output(expected, got, rules):
             raise SystemExit(f"{self._page}:{block.line}: expected\n{block.text}got\n{printed}")
 
     @contextlib.contextmanager

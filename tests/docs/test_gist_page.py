@@ -24,6 +24,7 @@ def test_the_options_are_those_of_the_code() -> None:
         ("label_matching", "true"),
         ("max_ess", "100.0"),
         ("encoding", '"float32"'),
+        ("rank", "left out"),
         ("last_layers", "left out"),
     ]
 

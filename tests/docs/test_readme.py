@@ -1,12 +1,13 @@
-"""The README and the pages say what is so: links lead somewhere, the demo's table is the demo's."""
+"""README and pages: links lead somewhere, and tables are those of the results and the demo."""
 
 import re
 from pathlib import Path
 
 import pytest
-from lab.document import README_TABLE, readme_table
+from lab.readme import MARKED, TABLES, with_tables
 
 from fedkeep.records import compare, read_runs
+from tests.docs.snippets import blocks
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,10 +37,32 @@ def test_the_demo_prints_what_the_readme_says() -> None:
     assert table_of_readme() == pytest.approx(rows, abs=0.5)
 
 
-def test_the_results_are_those_of_the_summaries() -> None:
-    assert README_TABLE.findall(README) == [readme_table(ROOT / "experiments" / "results")], (
-        "write them with experiments/reproduce.py report"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_tables_are_those_of_the_results(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    experiments = ROOT / "experiments"
+    assert text == with_tables(text, experiments, experiments / "results"), (
+        "write it again with `python experiments/reproduce.py report`"
     )
+
+
+def test_every_table_is_on_a_page_and_the_readme_has_three() -> None:
+    shown = {found[1] for page in PAGES for found in MARKED.findall(page.read_text("utf-8"))}
+    assert shown == set(TABLES)
+    assert [found[1] for found in MARKED.findall(README)] == ["results", "costs", "paper-table2"]
+
+
+def test_the_readme_has_code_for_each_of_its_readers() -> None:
+    languages = [block.language for block in blocks(README)]
+    assert languages == ["sh", "text", "python", "toml", "sh", "python", "toml", "sh"]
+    assert README.count("┏") == 1
+
+
+def test_a_stale_number_is_found() -> None:
+    experiments = ROOT / "experiments"
+    changed = README.replace("| WiFi floors | 89", "| WiFi floors | 99")
+    assert changed != README
+    assert with_tables(changed, experiments, experiments / "results") == README
 
 
 def table_of_readme() -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("snippets.py")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUNS = re.compile(r"^ *```(?:python|sh|console|toml)\b", re.MULTILINE)
 
 
@@ -23,7 +23,7 @@ def run(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if RUNS.search(p.read_text())], ids=lambda page: page.name
+    "page", [p for p in PAGES if RUNS.search(p.read_text())], ids=lambda page: page.stem
 )
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
     done = run(page, tmp_path / "page")
@@ -39,6 +39,10 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
         ("```toml\nstorage = { capcity = 3 }\n```\n", "capacity"),
         ("```python\nprint(2 + 2)\n```\n\n```text\n5\n```\n", "expected\n5\ngot\n4"),
         ("<!-- runs until stopped -->\n```sh\necho done\n```\n", "ended by itself"),
+        (
+            "```python\nprint(5.5)\n```\n<!-- decimals may differ by 2 -->\n```text\n2.0\n```\n",
+            "expected\n2.0\ngot\n5.5",
+        ),
     ],
 )
 def test_a_snippet_that_does_not_work_is_found(page: str, says: str, tmp_path: Path) -> None:
@@ -55,6 +59,8 @@ def test_blocks_share_names_files_and_order(tmp_path: Path) -> None:
         "<!-- not run: it would fail -->\n```sh\nfalse\n```\n\n"
         "```sh\nls other.py\npython -c 'print(6 * 7)'\n```\n```text\nother...42\n```\n\n"
         "```python\nprint(answer)\n```\n```text\n42\n```\n"
+        "```python\nprint('| 86.5  |')\n```\n<!-- decimals may differ by 2 -->\n"
+        "```text\n| 85.1 |\n```\n"
     )
     done = run(tmp_path / "page.md", tmp_path / "folder")
-    assert (done.returncode, done.stdout) == (0, "4\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
