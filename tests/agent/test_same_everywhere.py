@@ -36,9 +36,13 @@ _HOUR = 3600.0
 
 
 def stream(seed: int) -> Batch:
-    """Samples of which some come twice, and whose labels are not alike in number."""
+    """Samples whose labels are not alike in number.
+
+    None comes twice: to an agent a stored sample that comes again is one that was resent, and
+    changes nothing, where a simulated stream passes by again.
+    """
     rng = np.random.default_rng(seed)
-    ids = rng.integers(0, ROUNDS * EACH, ROUNDS * EACH)
+    ids = rng.permutation(3 * ROUNDS * EACH)[: ROUNDS * EACH]
     labels = (ids**2 % 7) % LABELS
     x = np.random.default_rng(5).standard_normal((ROUNDS * EACH, *SHAPE)) + labels[:, None]
     return Batch(x.astype(np.float32), labels.astype(np.int64), ids.astype(np.int64))
