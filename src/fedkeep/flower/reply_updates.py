@@ -145,7 +145,7 @@ def updates_in(
     """Return the updates of the replies by their nodes.
 
     Empty if most replies hold something else than the model: an app that trains a part of it. Empty
-    also where the model has no parameters: boosted trees travel as bytes, which may be of any length.
+    also where the model has no parameters: boosted trees travel as bytes of any length.
     """
     if not layout.has_parameters:
         return {}
