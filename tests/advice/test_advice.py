@@ -231,7 +231,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
         (
             ("mine.npz", "--bytes", "2kB"),
             "2,000 bytes are too few: a device that stores one sample of this data, with the model "
-            "and its metadata, needs 77,824",
+            "and its metadata, needs 73,728",
         ),
         (("mine.npz", "--backend", "mars"), "--backend takes local or ray"),
         (

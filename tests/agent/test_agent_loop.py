@@ -83,7 +83,7 @@ def test_taking_part_revalues_and_reports(tmp_path: Path) -> None:
     [
         {"model": np.zeros(3, np.float32)},
         {"model": np.full(21, np.nan, np.float32)},
-        {"direction": np.zeros(2, np.float32)},
+        {"global_gradient": np.zeros(2, np.float32)},
         {"assignment": Assignment(np.full(LABELS, 10_000), np.ones(LABELS), 1.0)},
         {"assignment": Assignment(np.full(LABELS, -1), np.ones(LABELS), 1.0)},
         {"assignment": Assignment(np.full(1, 4), np.ones(1), 1.0)},

@@ -41,4 +41,4 @@ def test_the_example_runs(example: str, says: str) -> None:
 def test_a_new_policy_takes_under_forty_lines_and_passes_the_checks() -> None:
     source = (ROOT / "examples" / "new_policy.py").read_text()
     assert len(source.splitlines()) < 40
-    assert "ok  chunking" in run("-m", "fedkeep", "check", "examples/new_policy.py:Unsure")
+    assert "ok       chunking" in run("-m", "fedkeep", "check", "examples/new_policy.py:Unsure")

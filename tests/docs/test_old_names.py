@@ -23,13 +23,12 @@ FORMER_FUNCTIONS = words(
     """
     tame founded most_claimed heaviest_of three_spreads_above composition pull bounded reduced_to
     slope_to lasting mend stretches lay_ground unlearn take_in follow draft install adopt complete
-    descend naming needing writing beside put_under take_under fair bends direction
-    uses_global_gradient
+    descend naming needing writing beside put_under take_under fair bends direction uses_direction
     """
 )
 FORMER_ATTRIBUTES = words(
     """
-    displaced floors fates bends fair uses_global_gradient likeness worth trust reach guards rival
+    displaced floors fates bends fair uses_direction likeness worth trust reach guards rival
     """
 )
 FORMER_MODULES = words(

@@ -15,7 +15,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.state import snapshot_parts
 from fedkeep.deploy.first_fleet import FirstFleet
 from fedkeep.deploy.local_fleet import free_port
-from fedkeep.deploy.services import Service
+from fedkeep.deploy.services import ServiceStatus
 from fedkeep.deploy.supervisor import Supervisor, _Process
 from fedkeep.flower.server_app import check_specification, fixed_terms, refuse_changes
 from fedkeep.flower.state_store import StateStore
@@ -150,7 +150,9 @@ def test_a_supervisor_counts_restarts_and_outlives_a_disk_that_takes_nothing(
     supervisor.look()
     supervisor._fleet.processes["agent-0"].wait()
     supervisor.look()
-    assert fleet.services()["agent-0"] == Service(None, 0, "ended with code 3: no such source")
+    assert fleet.services()["agent-0"] == ServiceStatus(
+        None, 0, "ended with code 3: no such source"
+    )
     ending.begun = -1e9  # its pause is over
     folder = fleet.root / "processes.json.new"
     folder.mkdir()  # nothing can be written there now

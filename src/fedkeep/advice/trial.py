@@ -13,6 +13,7 @@ import numpy as np
 
 from fedkeep.advice.rule import LOOKS, Lead, best_of, lead, open_methods, recommend
 from fedkeep.agent.assembly import AgentConfig, budget_for, parse_config
+from fedkeep.agent.store_file import LEAST_BUDGET
 from fedkeep.config.experiment import RunSpec
 from fedkeep.config.method import fleet_tables
 from fedkeep.config.methods import method_table
@@ -185,15 +186,22 @@ def capacities_within(budget: int, data: Federation) -> dict[str, int]:
     """
     found = {}
     for method in CANDIDATES:
-        config = parse_config(agent_table(method, data))
+        config = _config_within(budget, method, data)
         found[method] = _capacity_within(config, budget)
     if found[FIFO] == 0:
-        least = budget_for(parse_config(agent_table(FIFO, data)), 1)
+        least = budget_for(_config_within(budget, FIFO, data), 1)
         raise ConfigError(
             f"{budget:,} bytes are too few: a device that stores one sample of this data, with "
             f"the model and its metadata, needs {least:,}"
         )
     return found
+
+
+def _config_within(budget: int, method: str, data: Federation) -> AgentConfig:
+    """Return an agent's configuration with this budget, on which some of its metadata depends."""
+    agent = agent_table(method, data)
+    agent["store"]["budget"] = max(budget, LEAST_BUDGET)
+    return parse_config(agent)
 
 
 def _capacity_within(config: AgentConfig, budget: int) -> int:

@@ -558,7 +558,7 @@ class CellFile:
         """Return the highest cell of a blob that counts."""
         return max(self._places[number])
 
-    def adopt(self, label: Label) -> None:
+    def take_label(self, label: Label) -> None:
         """Take on the geometry of a label, whose cells and roots have the same sizes.
 
         What counts must lie within it.

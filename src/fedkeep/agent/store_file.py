@@ -63,6 +63,10 @@ _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
 
 
+LEAST_BUDGET = 8 * PAGE
+"""The least budget of any store, in bytes."""
+
+
 @dataclass(frozen=True)
 class StoreOptions:
     """Where samples are kept, how many bytes they may take, and for how long."""
@@ -129,7 +133,7 @@ or are skipped as their source's `overload` says. 0: no limit."""
         if self.sector not in (None, 512, PAGE):
             raise ValueError(f"sector must be 512 or {PAGE}, got {self.sector}")
         check_range(self, "commit_ms", least=1, most=10_000)
-        check_range(self, "budget", least=8 * PAGE)
+        check_range(self, "budget", least=LEAST_BUDGET)
         if self.key_file is not None and self.key_env is not None:
             raise ValueError("key_file and key_env must not both be set")
 

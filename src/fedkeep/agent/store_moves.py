@@ -88,7 +88,7 @@ def resize(file: CellFile, blobs: list[Blob], label: Label) -> bool:
             file.commit([(b.kind, b.data) for b in part], [b.number for b in part], below=new.cells)
     except StoreError:
         return False
-    file.adopt(Label(new, {**label.form, RESIZED_FROM: old.size}))
+    file.take_label(Label(new, {**label.form, RESIZED_FROM: old.size}))
     finish_resize(file, label, old.size)
     return True
 

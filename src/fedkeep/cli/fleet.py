@@ -7,7 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedkeep.deploy.first_fleet import FirstFleet
-    from fedkeep.deploy.services import Service
+    from fedkeep.deploy.services import ServiceStatus
 
 fleet = typer.Typer(
     help="Set up, start, look at and stop a fleet on this machine.",
@@ -88,7 +88,7 @@ def reset(folder: Folder) -> None:
     typer.echo(f"What the fleet had learnt and stored is in {aside} now; delete it when you like.")
 
 
-def _described(service: "Service | None") -> str:
+def _described(service: "ServiceStatus | None") -> str:
     if service is None:
         return "not running"
     words = "not running" if service.pid is None else str(service.pid)

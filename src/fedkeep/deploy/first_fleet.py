@@ -18,7 +18,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.local_fleet import program_environment, wait_until
 from fedkeep.deploy.ports import listeners, require_free
-from fedkeep.deploy.services import Service, read_services
+from fedkeep.deploy.services import ServiceStatus, read_services
 from fedkeep.records import Members
 from fedkeep.records.lines import decode, stamp
 from fedkeep.tables import read_toml
@@ -146,7 +146,7 @@ class FirstFleet:
 
     def start(
         self, port: int, page: int, progress: Callable[[str], None] = lambda _: None
-    ) -> dict[str, Service]:
+    ) -> dict[str, ServiceStatus]:
         """Start the fleet, which outlives this process, and wait until its first round can open.
 
         Parameters
@@ -158,7 +158,7 @@ class FirstFleet:
 
         Returns
         -------
-        dict of str to Service
+        dict of str to ServiceStatus
             Its processes; a device that could not start has its reason there.
 
         Raises
@@ -251,7 +251,7 @@ class FirstFleet:
                 shutil.move(path, to)
         return aside
 
-    def services(self) -> dict[str, Service]:
+    def services(self) -> dict[str, ServiceStatus]:
         """Return the processes of the fleet by name, as the supervisor last noted them."""
         return read_services(self.root)
 
@@ -291,7 +291,7 @@ class FirstFleet:
         least: int,
         began: float,
         progress: Callable[[str], None],
-    ) -> dict[str, Service]:
+    ) -> dict[str, ServiceStatus]:
         """Wait until enough devices are online at the server, and the page is ours."""
         end, shown = time.monotonic() + _READY_SECONDS, ""
         while True:

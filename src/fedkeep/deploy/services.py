@@ -10,7 +10,7 @@ _NAME = "processes.json"
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceStatus:
     """A process of a fleet, as the supervisor last noted it."""
 
     pid: int | None
@@ -21,7 +21,7 @@ class Service:
     """Why it last ended, where it did."""
 
 
-def write_services(root: Path, services: dict[str, Service]) -> None:
+def write_services(root: Path, services: dict[str, ServiceStatus]) -> None:
     """Write the file, whole or not at all."""
     noted = {
         name: {
@@ -36,7 +36,7 @@ def write_services(root: Path, services: dict[str, Service]) -> None:
         file.write(json.dumps(noted).encode())
 
 
-def read_services(root: Path) -> dict[str, Service]:
+def read_services(root: Path) -> dict[str, ServiceStatus]:
     """Return what was last written; a process that has ended since has no number.
 
     Neither has one whose number another process has now.
@@ -44,7 +44,7 @@ def read_services(root: Path) -> dict[str, Service]:
     try:
         noted = json.loads((root / _NAME).read_text())
         return {
-            name: Service(
+            name: ServiceStatus(
                 one["pid"] if one["pid"] is not None and _born(one["pid"]) == one["born"] else None,
                 one["restarts"],
                 one["reason"],

@@ -19,7 +19,7 @@ from fedkeep.core.errors import FedkeepError
 from fedkeep.deploy.deployment import Deployment
 from fedkeep.deploy.first_fleet import FirstFleet
 from fedkeep.deploy.local_fleet import LocalFleet, free_port
-from fedkeep.deploy.services import Service, write_services
+from fedkeep.deploy.services import ServiceStatus, write_services
 
 log = logging.getLogger("fedkeep.fleet")
 
@@ -119,10 +119,10 @@ class Supervisor:
                 process.begun, process.ended = now, False
                 process.restarts += again
                 log.info("%s is started%s", name, " again" if again else "")
-        services = {"fleet": Service(os.getpid())}
+        services = {"fleet": ServiceStatus(os.getpid())}
         for name, process in self._processes.items():
             pid = None if process.ended else self._fleet.processes[name].pid
-            services[name] = Service(pid, process.restarts, process.reason)
+            services[name] = ServiceStatus(pid, process.restarts, process.reason)
         if (superlink := self._superlink()) is not None:
             services["superlink"] = superlink
         write_services(self._root, services)
@@ -131,13 +131,13 @@ class Supervisor:
         """Whether the server knows the nodes' keys: a SuperNode that comes earlier ends at once."""
         return self._superlink() is not None
 
-    def _superlink(self) -> Service | None:
+    def _superlink(self) -> ServiceStatus | None:
         """Return the SuperLink as the server that runs noted it; None before it did."""
         server, noted = self._fleet.processes.get("server"), self._fleet.deployment.serving()
         if server is None or noted is None or noted[0] != server.pid:
             return None
         ended = "was started again by the server" if noted[2] else ""
-        return Service(noted[1], noted[2], ended)
+        return ServiceStatus(noted[1], noted[2], ended)
 
     def _note_end(self, name: str, process: _Process, now: float) -> None:
         code = self._fleet.processes[name].returncode

@@ -27,7 +27,7 @@ from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
 from fedkeep.flower.keeper_records import GRADIENT, KEEPER, KeeperOrder, encode, read_order
-from fedkeep.learn.samples import SampleForm, SamplePool, split, to_array
+from fedkeep.learn.samples import PoolForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
 from fedkeep.protocol.wire import to_array as packed
@@ -457,7 +457,7 @@ class Keeper:
         names = tuple(dtype.name for dtype in dtypes)
         shapes = tuple(leaf.shape for leaf in first)
         target = ("int64" if classes else targets.dtype.name, targets.shape[1:])
-        form = SampleForm(tree, names, shapes, target, settings.collate is not None)
+        form = PoolForm(tree, names, shapes, target, settings.collate is not None)
         pool, model, example = self._opened(form, first)
         if pool.as_float and any(np.dtype(name).itemsize > 2 for name in names):
             # Numbers that were written as integers: the next may not be.
@@ -469,9 +469,7 @@ class Keeper:
             labels = model.scores
         return _Stream(pool, model, self._make_device(model, labels), labels, example)
 
-    def _opened(
-        self, form: SampleForm, first: list[AnyArray]
-    ) -> tuple[SamplePool, "UserModel", int]:
+    def _opened(self, form: PoolForm, first: list[AnyArray]) -> tuple[SamplePool, "UserModel", int]:
         """Make a pool with an example of the form, and the model for it."""
         pool = SamplePool(form)
         dtype, shape = form.target
@@ -596,7 +594,7 @@ class Keeper:
     def _restored(self, state: State) -> _Stream:
         """Make what was saved."""
         self._counts.update(from_array(state["counts"], dict[str, int]))
-        form = SampleForm.from_json(state["samples"].tobytes().decode())
+        form = PoolForm.from_json(state["samples"].tobytes().decode())
         pool = SamplePool(form, as_float=bool(state["as_float"]))
         pool.restore(strip_prefix("pool", state))
         labels, example = int(state["labels"]), int(state["example"])

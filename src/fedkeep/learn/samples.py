@@ -79,7 +79,7 @@ def to_array(values: Any) -> AnyArray:
 
 
 @dataclass(frozen=True)
-class SampleForm:
+class PoolForm:
     """The form that all samples of a stream share: dtypes and shapes of arrays and target.
 
     With `varied`, arrays may be of any length: only their number of axes is fixed.
@@ -105,17 +105,17 @@ class SampleForm:
         return json.dumps([self.tree, self.dtypes, self.shapes, self.target, self.varied])
 
     @staticmethod
-    def from_json(text: str) -> "SampleForm":
+    def from_json(text: str) -> "PoolForm":
         """Read a form that was written as text."""
         tree, dtypes, shapes, (dtype, shape), varied = json.loads(text)
         as_shapes = tuple(tuple(of_leaf) for of_leaf in shapes)
-        return SampleForm(tree, tuple(dtypes), as_shapes, (dtype, tuple(shape)), varied)
+        return PoolForm(tree, tuple(dtypes), as_shapes, (dtype, tuple(shape)), varied)
 
 
 class SamplePool:
     """The samples themselves, by their numbers; equal samples have equal numbers.
 
-    >>> form = SampleForm(None, ("uint8",), ((2,),), ("int64", ()))
+    >>> form = PoolForm(None, ("uint8",), ((2,),), ("int64", ()))
     >>> pool = SamplePool(form)
     >>> [first, second] = [pool.add([np.array(x, np.uint8)], np.array(1)) for x in ([1, 2], [3, 4])]
     >>> pool.prune([second])
@@ -123,7 +123,7 @@ class SamplePool:
     ('uint8', array([3, 4], dtype=uint8), 1)
     """
 
-    def __init__(self, form: SampleForm, *, as_float: bool = False) -> None:
+    def __init__(self, form: PoolForm, *, as_float: bool = False) -> None:
         self.form = form
         self.as_float = as_float
         """Whether the model takes float32 where samples are integers."""
