@@ -286,7 +286,7 @@ def _accepted(agent: Agent, before: dict[str, int]) -> int:
 
 
 def _watch_syncs(disk: FileDisk) -> list[float]:
-    """The seconds spent waiting in each sync, and in each write past the page cache, from now on."""
+    """Record the seconds spent in each sync, and in each write past the page cache, from now on."""
     waited: list[float] = []
     sync, write = disk.sync, disk.write
 

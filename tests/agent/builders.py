@@ -15,7 +15,7 @@ SHAPE, LABELS = (6,), 3
 
 
 def config_table(folder: Path, **tables: Any) -> dict[str, Any]:
-    """A configuration for samples of six numbers and three labels, under a policy that follows a server's plan."""
+    """A configuration for six numbers and three labels, under a policy with a server's plan."""
     table: dict[str, Any] = {
         "policy": {"name": "ode"},
         "samples": {"shape": list(SHAPE), "labels": LABELS},

@@ -1,4 +1,4 @@
-"""Whatever the shape, the model and the budget: a full store has room for the largest commit that can come."""
+"""Whatever the shape, model and budget: a full store has room for the largest possible commit."""
 
 from pathlib import Path
 from typing import Any

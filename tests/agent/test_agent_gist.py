@@ -1,4 +1,4 @@
-"""A gist on an agent: what it says of itself, what it takes of the budget, and that it is nobody else's business."""
+"""A gist on an agent: what it reports, what it takes of the budget, and that it stays private."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What leaves a device is noised and charged before it goes; the ledger survives with the samples."""
+"""What leaves a device is noised and charged first; the ledger survives with the samples."""
 
 import errno
 from itertools import pairwise
@@ -136,7 +136,7 @@ def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
 def test_wrong_privacy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'epsilon'"):
         make_agent(tmp_path, privacy={"epsilo": 1.0})
-    with pytest.raises(FedkeepError, match="many times|many rounds"):
+    with pytest.raises(FedkeepError, match=r"many times|many rounds"):
         make_agent(tmp_path, privacy={"epsilon": 1.0}, estimator={"name": "stored"})
 
 

@@ -1,4 +1,4 @@
-"""The agent as a real process: what it imports, how it dies and comes back, and what it says when it cannot start."""
+"""The agent as a real process: its imports, how it dies and restarts, and its start-up errors."""
 
 import json
 import os
@@ -103,8 +103,8 @@ def test_it_imports_nothing_heavy(tmp_path: Path) -> None:
     probe = (
         "import sys; from fedkeep.agent.__main__ import main\n"
         "code = main(['agent.toml', '--until-sources-end'])\n"
-        "heavy = {'scipy', 'rich', 'typer', 'click', 'torch', 'sklearn', 'onnxruntime', 'paho', 'cryptography',"
-        " 'fedkeep.data', 'numpy.random'}\n"
+        "heavy = {'scipy', 'rich', 'typer', 'click', 'torch', 'sklearn', 'onnxruntime', 'paho',"
+        " 'cryptography', 'fedkeep.data', 'numpy.random'}\n"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr); sys.exit(code)"
     )
     code, errors = outcome(tmp_path, entry=("-c", probe))
@@ -155,8 +155,8 @@ def ask(folder: Path, verb: str, *arguments: str) -> str:
 
 
 def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    write_config(tmp_path, '[[source]]\nkind = "socket"\naddress = "unix://in.sock"\noverload = "wait"\n'.replace(
-        "unix://in.sock", f"unix://{tmp_path}/in.sock"))  # fmt: skip
+    source = f'kind = "socket"\naddress = "unix://{tmp_path}/in.sock"\noverload = "wait"\n'
+    write_config(tmp_path, f"[[source]]\n{source}")
     kept: set[int] = set()
     for life in range(3):
         with running(tmp_path, "agent.toml") as process:
@@ -221,8 +221,11 @@ def test_metrics_are_served_on_the_loopback(tmp_path: Path) -> None:
         for expected in (
             'fedkeep_arrivals_total{fate="refused",reason="shape"} 1.0',
             'fedkeep_arrivals_total{fate="kept",reason=""} 30.0',
-            "fedkeep_samples 30.0", "fedkeep_bytes_budget", 'fedkeep_value{quantile="0.5"}', "fedkeep_labels_held 3.0",
-        ):  # fmt: skip
+            "fedkeep_samples 30.0",
+            "fedkeep_bytes_budget",
+            'fedkeep_value{quantile="0.5"}',
+            "fedkeep_labels_held 3.0",
+        ):
             assert expected in text, expected
         second = tmp_path / "second"
         second.mkdir()

@@ -1,4 +1,4 @@
-"""What once ended the agent, or cost it samples: each of them, with a real process where it takes one."""
+"""Faults that once ended the agent, or cost it samples; with a real process where it takes one."""
 
 import errno
 import os
@@ -69,7 +69,7 @@ def test_a_full_store_survives_a_higher_budget_whole_and_refuses_a_lower_one(
 def test_another_budget_divides_its_own_slots(
     tmp_path: Path, policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plan or division for the budget before would leave slots empty, or write more than the file holds."""
+    """A plan for the budget before would leave slots empty, or write more than the file holds."""
     tables: dict[str, Any] = {"policy": {"name": policy}}
     assembly = make_agent(tmp_path, **tables, store={"budget": 200_000})
     feed(assembly.agent, 0, 30)

@@ -1,4 +1,4 @@
-"""A real agent against a server that means harm: it refuses, goes on, stops when told to, and starts again."""
+"""A real agent against a hostile server: it refuses, goes on, stops when asked, starts again."""
 
 import socket
 import threading

@@ -6,6 +6,7 @@ and the same gist, and report the same.
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -157,7 +158,7 @@ def lived(
     """Feed the stream in pieces, starting anew after some, with a participation every `EACH`."""
     reports = []
     edges = sorted({0, len(samples), *cuts, *(EACH * (r + 1) for r in range(ROUNDS))})
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         runner.offer(samples.take(slice(start, stop)))
         if stop in restarts:
             runner.restart()

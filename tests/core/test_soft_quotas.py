@@ -120,7 +120,7 @@ def test_the_papers_quotas_are_one_word_away(quotas: str) -> None:
 def test_no_honest_device_is_cut_whatever_its_slots_are_lent_to(
     rates: list[list[int]], capacity: int, client_label: float, coordinator: type, labels: list[int]
 ) -> None:
-    """`Server.heaviest` bounds what a device may weigh; a store with soft quotas holds other labels than were planned."""
+    """`Server.heaviest` bounds a device's weight; soft quotas hold other labels than planned."""
     velocities = np.array(rates, dtype=np.float64) + 1e-3
     server = Server(
         model=MODEL,

@@ -7,8 +7,8 @@ blocks of a page share their names. `sh` blocks run with `fedkeep` and `python` 
 copies of the repository's folders beside them. TOML is read by the part of fedkeep it is for. A
 `text` block, or one without language, right after a block that ran is what that block prints; `...`
 stands for anything. A block that cannot run here has the reason above it,
-`<!-- not run: REASON -->`; one that runs until it is stopped, `<!-- runs until stopped -->`. Numbers
-with decimals that depend on the machine's libraries stand below
+`<!-- not run: REASON -->`; one that runs until it is stopped, `<!-- runs until stopped -->`.
+Numbers with decimals that depend on the machine's libraries stand below
 `<!-- decimals may differ by 2 -->`.
 """
 
@@ -28,7 +28,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
-    r"(?:^ *<!-- (?P<remark>not run: [^\n]+?|runs until stopped|decimals may differ by [\d.]+) -->\n\s*)?"
+    r"(?:^ *<!-- (?P<remark>"
+    r"not run: [^\n]+?|runs until stopped|decimals may differ by [\d.]+"
+    r") -->\n\s*)?"
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
@@ -40,7 +42,7 @@ SECONDS = 300
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block, the line it begins on, and whether it stands right below the one before it."""
+    """One fenced block, its first line's number, and whether it directly follows the one before."""
 
     language: str
     text: str
@@ -144,7 +146,7 @@ def _shell(block: Block) -> str:
 
 
 def _until_it_speaks(command: list[str]) -> str:
-    """The first line of a command that would go on; it is stopped then, and must have been running."""
+    """The first line of a command that goes on; it must be running when it is stopped then."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:

@@ -1,4 +1,4 @@
-"""The benchmark of the gist runs, and what it says of bytes, which no machine changes, is as promised."""
+"""The benchmark of the gist runs, and the bytes it reports, on any machine, are as promised."""
 
 import json
 import os

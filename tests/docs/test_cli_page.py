@@ -1,4 +1,4 @@
-"""The command line's page is what the commands say, and every verb is explained somewhere else too."""
+"""The command line's page is what the commands print, and every verb is explained elsewhere too."""
 
 import runpy
 from pathlib import Path

@@ -28,7 +28,7 @@ def test_the_examples_of_a_module(module: str) -> None:
 
 
 def test_what_documents_tell_users_to_import_is_shown_at_work() -> None:
-    """Every class and function that README, pages and examples import is in a worked example of the package."""
+    """Every class and function that README, pages and examples import has a worked example."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.py")]
     shown = {
         word

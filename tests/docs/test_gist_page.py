@@ -1,4 +1,4 @@
-"""The gist's page has the options that the code has, and its picture is the one that the code draws."""
+"""The gist's page has the options of the code, and its picture is the one that the code draws."""
 
 import re
 import runpy

@@ -1,4 +1,4 @@
-"""The public names of the packages: a change here is a change for users, and belongs in the CHANGELOG."""
+"""The public names of the packages: a change here changes them for users; note it in CHANGELOG."""
 
 import importlib
 import pkgutil

@@ -56,7 +56,10 @@ def test_the_bare_install_answers(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_brings_the_page_and_the_types(installed: Path, tmp_path: Path) -> None:
-    code = "import fedkeep, pathlib as p; r = p.Path(fedkeep.__file__).parent; print(*(f.name for f in r.rglob('*')))"
+    code = (
+        "import fedkeep, pathlib as p; r = p.Path(fedkeep.__file__).parent; "
+        "print(*(f.name for f in r.rglob('*')))"
+    )
     names = run(installed / "python", "-c", code, cwd=tmp_path).stdout.split()
     assert {"py.typed", "skeleton.html"} <= set(names)
 

@@ -100,7 +100,7 @@ def _bytes_on_disk(folder: Path) -> int:
 
 
 def reopen_p99_ms(folder: Path, times: int, budget: int = 1_000_000) -> tuple[float, float]:
-    """How long it takes to open a full store whose last commit was cut off, 99th percentile, and how much CPU."""
+    """The 99th percentile of the time, and the CPU, to open a full store cut off in a commit."""
     agent, disk = make(folder, budget, _PACKET)
     feed(agent, 4 * agent.device.capacity)
     disk.close()

@@ -1,4 +1,4 @@
-"""Runs the agent's fault tests in their long form and writes their table: `python -m tests.faults.agent_table`."""
+"""Runs the agent's fault tests in long form, for a table: `python -m tests.faults.agent_table`."""
 
 import logging
 import multiprocessing
@@ -21,7 +21,10 @@ OUT = Path("docs/faults-agent.md")
 
 def kills(folder: Path, scale: float) -> Row:
     tally = try_kills(folder / "store", kills=int(1000 * scale))
-    found = f"{tally.kills} kills ({len(POINTS)} named points), {tally.lost} lost, {tally.wrong} wrong reads"
+    found = (
+        f"{tally.kills} kills ({len(POINTS)} named points), "
+        f"{tally.lost} lost, {tally.wrong} wrong reads"
+    )
     return (
         "`kill -9`, at random and at named points",
         "0 acknowledged lost, 0 wrong",
@@ -116,7 +119,10 @@ def sieges(folder: Path, scale: float) -> Row:
             refused + siege.refused,
             failures + siege.failures,
         )
-    found = f"{len(KINDS)} sources, {records} records, {refused} refused, {failures} exits or sound samples lost"
+    found = (
+        f"{len(KINDS)} sources, {records} records, {refused} refused, "
+        f"{failures} exits or sound samples lost"
+    )
     return (
         "hostile records and files, 10,000 per source",
         "0 exits, sound samples kept",
@@ -140,7 +146,10 @@ def budget(folder: Path, scale: float) -> Row:
 def full(_folder: Path, scale: float) -> Row:
     failures = try_every_call(steps=max(20, int(40 * scale)))
     bad = failures.lost + failures.wrong + failures.stuck
-    found = f"{failures.calls} calls failed, {failures.lost} lost, {failures.wrong} wrong, {failures.stuck} did not recover"
+    found = (
+        f"{failures.calls} calls failed, {failures.lost} lost, {failures.wrong} wrong, "
+        f"{failures.stuck} did not recover"
+    )
     return "disk full or failing at every write and sync", "nothing lost, recovers", found, not bad
 
 
@@ -215,7 +224,10 @@ def _quietly(row: Callable[[Path, float], Row], folder: Path, scale: float) -> R
 
 
 def main() -> None:
-    about = "Written by `python -m tests.faults.agent_table`; every row is a test that can fail, in `tests/faults/`."
+    about = (
+        "Written by `python -m tests.faults.agent_table`; "
+        "every row is a test that can fail, in `tests/faults/`."
+    )
     write_page(
         OUT,
         "The agent under faults",

@@ -1,4 +1,4 @@
-"""Fourteen kinds of bad update, on each of model, estimator and profile, through Flower's own messages."""
+"""Fourteen kinds of bad update, on model, estimator and profile, through Flower's own messages."""
 
 from collections.abc import Callable
 from typing import Any, Literal

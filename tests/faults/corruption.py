@@ -138,7 +138,7 @@ KINDS: tuple[Callable[[bytearray, np.random.Generator], None], ...] = (
 
 
 def try_corruptions(folder: Path, count: int, seed: int = 0) -> Salvage:
-    """Damages copies of files, of one encoding after the other, in `count` ways and counts what comes back."""
+    """Damages `count` copies of files, of one encoding after the other, and counts the outcomes."""
     rng = np.random.default_rng(seed)
     stores = [make(folder / f"sound-{number}.store", form) for number, form in enumerate(FORMS)]
     salvage, broken = Salvage(), folder / "broken.store"

@@ -1,4 +1,4 @@
-"""Runs the fault tests of the server and of Flower in their long form: `python -m tests.faults.flower_table`."""
+"""Runs the fault tests of server and Flower in long form: `python -m tests.faults.flower_table`."""
 
 import json
 import os
@@ -21,7 +21,10 @@ SEEDS, ROUNDS = range(5), 30
 def server_kills(scale: float) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         tally = try_kills(Path(folder), kills=int(200 * scale))
-    found = f"{tally.kills} kills over {tally.runs} runs, {tally.lost} rounds lost, {tally.identical} of {tally.runs} runs"
+    found = (
+        f"{tally.kills} kills over {tally.runs} runs, {tally.lost} rounds lost, "
+        f"{tally.identical} of {tally.runs} runs"
+    )
     return (
         "`kill -9` of the server at random points, its state without a SuperLink",
         "no saved round lost, the same bits at the end",
@@ -31,7 +34,10 @@ def server_kills(scale: float) -> Row:
 
 
 def served_kills(_scale: float) -> Row:
-    what = "`kill -9` of the ServerApp, then of `fedkeep serve` with its SuperLink, 2 SuperNodes, TLS and keys"
+    what = (
+        "`kill -9` of the ServerApp, then of `fedkeep serve` with its SuperLink, "
+        "2 SuperNodes, TLS and keys"
+    )
     passed, said = _pytest("tests/flower/test_real_resume.py")
     return (
         what,
@@ -49,8 +55,9 @@ def device_kills(scale: float) -> Row:
         passed, said = _pytest("tests/flower/test_real_agents.py", **limits)
         found = json.loads(figures.read_text()) if figures.exists() else {}
     told = (
-        f"{found['kills']} kills in {found['rounds']} rounds, the longest {found['longest']:.0f} s of "
-        f"{found['deadline']:.0f}; accuracy {found['accuracy']:.3f}, with a random store {found['random']:.3f}"
+        f"{found['kills']} kills in {found['rounds']} rounds, "
+        f"the longest {found['longest']:.0f} s of {found['deadline']:.0f}; "
+        f"accuracy {found['accuracy']:.3f}, with a random store {found['random']:.3f}"
         if found
         else said
     )

@@ -1,4 +1,4 @@
-"""An agent with a gist that takes part until it is killed: `python -m tests.faults.gist_kills FOLDER`."""
+"""An agent with a gist that runs until it is killed: `python -m tests.faults.gist_kills FOLDER`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hostile records for every kind of source: whatever comes in, the agent goes on and keeps the sound ones."""
+"""Hostile records for every kind of source: the agent goes on and keeps the sound ones."""
 
 import json
 import socket
@@ -195,7 +195,8 @@ class _Iterator:
     def _items(self) -> Iterator[Any]:
         rng = np.random.default_rng(0)
         made: list[Any] = [
-            None, (1,), ([1] * 6,), (_Broken(), 1), ([1] * 6, _Broken()), ([1] * 6, 1, _Broken()), (np.ones(7), 1),
+            None, (1,), ([1] * 6,), (_Broken(), 1), ([1] * 6, _Broken()), ([1] * 6, 1, _Broken()),
+            (np.ones(7), 1),
             (np.full(6, np.nan), 1), (np.full(6, 1e300), 1), (np.ones(6, complex), 1),
             ([10**400] * 6, 10**400, 10**5000),
         ]  # fmt: skip
@@ -246,7 +247,7 @@ KINDS: dict[str, Callable[[Path, int], Any]] = {
 
 
 def besiege(kind: str, folder: Path, count: int) -> Siege:
-    """Runs one source over `count` hostile records and then sound ones, with the whole agent behind it."""
+    """Runs a whole agent with one source over `count` hostile records and then sound ones."""
     siege = Siege(records=count)
     assembly = make_agent(folder, store={"budget": 400_000})
     agent, source = assembly.agent, KINDS[kind](folder, count)

@@ -1,4 +1,4 @@
-"""Processes that really die: `kill -9` at random moments and at every call that the store makes on its disk."""
+"""Processes that really die: `kill -9` at random and at every call of the store on its disk."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def _fork() -> int:
 
 
 def _live(disk: FileDisk, acks: int) -> None:
-    """The child: goes on from where the last one died, acknowledging each step only once it is committed."""
+    """The child: goes on from where the last one died, acknowledging each step once committed."""
     run = Scripted(disk)
     run.open()
     while True:
@@ -110,7 +110,7 @@ def _run_child(path: Path, point: str | None, rng: np.random.Generator) -> int:
 
 
 def try_kills(path: Path, kills: int, seed: int = 0) -> Tally:
-    """Kills `kills` processes, half at random and half at the named points in turn, and reads the store each time."""
+    """Kills `kills` processes, half at random, half at the named points; reads the store after."""
     rng = np.random.default_rng(seed)
     disk = FileDisk(path, LAYOUT.geometry.size)
     Scripted(disk).format()

@@ -1,4 +1,4 @@
-"""Samples committed alone, without a root: a kill or a power cut costs nothing that was acknowledged."""
+"""Samples committed alone, without a root: a kill or power cut loses nothing acknowledged."""
 
 import os
 import signal
@@ -24,15 +24,21 @@ class Losses:
 
 
 def take(run: Scripted, step: int) -> None:
-    """Offers the next samples, each worth more than all before it, and commits them alone; sometimes the state too."""
+    """Offers the next samples, each of a higher score than all before, and commits them alone.
+
+    Some steps commit the state too.
+    """
     batch = samples(step * BATCH, BATCH)
     run.store.offer(batch, batch.y, batch.ids.astype(np.float64), batch.ids)
     run.store.commit({"estimator": np.full(300, float(step))} if step % _WHOLE_EVERY == 0 else None)
 
 
 def judge(run: Scripted, acknowledged: set[int], losses: Losses) -> None:
-    """A sample of an acknowledged step may be missing only where newer ones of its region take the room, but for the
-    places of one batch: of two newcomers a crash may leave the one that replaced it, and not the other."""
+    """Checks which samples of the acknowledged steps are missing.
+
+    One may be missing only where newer ones of its region take the room, but for the places of one
+    batch: of two newcomers a crash may leave the one that replaced it, and not the other.
+    """
     held = run.store.stored().batch
     losses.tried += 1
     losses.wrong += sum(

@@ -1,4 +1,4 @@
-"""Power cuts: every write and sync below the store is recorded, then replayed as far as a disk could have got."""
+"""Power cuts: the store's writes and syncs are recorded and replayed as far as a disk could get."""
 
 from dataclasses import dataclass, field
 
@@ -55,7 +55,7 @@ def record(steps: int) -> RecordingDisk:
 def crash_image(disk: RecordingDisk, point: int, rng: np.random.Generator) -> tuple[bytes, int]:
     """The file after a power cut at event `point`, and the last step acknowledged by then.
 
-    Synced writes are there. Of the others any may be missing, in part and in any order, sector by sector.
+    Synced writes are there. Of the others any may be missing, in part and in any order, by sectors.
     """
     events = disk.events[:point]
     synced = max((i for i, event in enumerate(events) if event[0] == "sync"), default=-1)

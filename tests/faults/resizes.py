@@ -1,4 +1,4 @@
-"""Budgets raised and lowered over a store that is full: every sample is there each time, or nothing was touched."""
+"""Budgets raised and lowered over a full store: each time all samples stay, or nothing changed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A fixed sequence of changes to a store: what a store must hold after each step is known in advance."""
+"""A fixed sequence of changes to a store: what it must hold after each step is known in advance."""
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class Scripted:
 
 
 class Expected:
-    """What the store must hold after each step, by running the script without a disk that can fail."""
+    """What the store must hold after each step: the script run without a disk that can fail."""
 
     def __init__(self) -> None:
         self._walk = Scripted(RamDisk(bytes(LAYOUT.geometry.size)))

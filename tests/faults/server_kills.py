@@ -1,8 +1,9 @@
 """`kill -9` of a server at random points: it resumes from its state and ends with the same bits.
 
-`python -m tests.faults.server_kills DIRECTORY KILLS [--secure]` forks servers that play rounds of a small fleet, whose
-devices keep files, without a SuperLink; it kills each at a random moment and prints what came of it. With `--secure`
-the rounds are secure sums, and servers and devices die in the middle of them.
+`python -m tests.faults.server_kills DIRECTORY KILLS [--secure]` forks servers that play rounds of a
+small fleet, whose devices keep files, without a SuperLink; it kills each at a random moment and
+prints what came of it. With `--secure` the rounds are secure sums, and servers and devices die in
+the middle of them.
 """
 
 import json
@@ -95,7 +96,7 @@ def _play_under_fire(
 
 
 def _server(home: Path, seconds: float | None, run: Run) -> Iterator[tuple[str, int]]:
-    """Forks a server, kills it after some time if one is given, and tells what it said until then."""
+    """Forks a server, kills it after some time if one is given, and returns its output."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

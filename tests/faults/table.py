@@ -1,4 +1,4 @@
-"""A page of fault tests in their long forms: each row is measured, printed, and written with its target."""
+"""A page of fault tests in long form: each row is measured, printed and written with its target."""
 
 import argparse
 import time
@@ -12,7 +12,7 @@ Measure = Callable[[float], Row]
 
 
 def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Measure]]) -> None:
-    """Measures the rows that the command line asks for and writes the page; exits 1 if one missed its target."""
+    """Measures the rows of the command line, writes the page; exits 1 if one misses its target."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
         "--quick", action="store_true", help="a twentieth of everything, to see that it runs"

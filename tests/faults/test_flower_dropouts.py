@@ -1,4 +1,4 @@
-"""Lost replies cost accuracy, never a round; `python -m tests.faults.flower_table` prints the whole table."""
+"""Lost replies cost accuracy, never a round; `python -m tests.faults.flower_table` has them all."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A killed server resumes where it was; `python -m tests.faults.flower_table` runs the long form."""
+"""A killed server resumes where it was; `python -m tests.faults.flower_table` is the long form."""
 
 from pathlib import Path
 

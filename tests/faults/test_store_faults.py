@@ -1,4 +1,4 @@
-"""Short forms of the store's fault tests; `python -m tests.faults.agent_table` runs the long ones."""
+"""Short form of the store's fault tests; `python -m tests.faults.agent_table` has the long ones."""
 
 from pathlib import Path
 

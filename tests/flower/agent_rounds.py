@@ -1,4 +1,4 @@
-"""Real agents, asked by a server in this process: what a fleet learns with another store, in seconds."""
+"""Real agents, called by a server in this process: what a fleet learns with another store."""
 
 import time
 from functools import partial
@@ -18,10 +18,10 @@ PAUSE = 0.3
 def accuracy_with(
     policy: str, directory: Path, *, devices: int, rounds: int, arrivals: float
 ) -> float:
-    """The accuracy after `rounds` of agents with this policy, to each of which `arrivals` samples come a round.
+    """The accuracy after `rounds` of agents with this policy and `arrivals` samples a round each.
 
-    Agents, streams, strategy and messages are those of a deployment; only Flower's processes are not there, which
-    change nothing but the time it takes (`test_real_resume.py`).
+    Agents, streams, strategy and messages are those of a deployment. Only Flower's processes are
+    missing, which change nothing but the time it takes (`test_real_resume.py`).
     """
     config = app_config(task__devices=devices, train__rounds=rounds, policy__name=policy)
     with LocalFleet(Deployment(directory, insecure=True)) as fleet:

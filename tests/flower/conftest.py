@@ -1,4 +1,4 @@
-"""The tests of this folder need the flower extra; without it they are not collected, and pytest says so."""
+"""These tests need the flower extra; without it they are not collected, and pytest reports it."""
 
 from importlib.util import find_spec
 

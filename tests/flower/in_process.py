@@ -1,4 +1,4 @@
-"""A Grid whose nodes live in this process: to try or to debug an app without SuperLink and SuperNodes."""
+"""A Grid whose nodes live in this process: to debug an app without SuperLink and SuperNodes."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ def make_node(
 
 
 class InProcessGrid(Grid):
-    """Answers each message when it is pushed; messages cross Flower's own serialisation both ways."""
+    """Answers each message when it is pushed; messages are serialised by Flower both ways."""
 
     def __init__(self, nodes: Iterable[InProcessNode]) -> None:
         self.nodes: dict[int, InProcessNode] = {node.node_id: node for node in nodes}

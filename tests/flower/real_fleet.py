@@ -1,4 +1,4 @@
-"""What tests and benchmarks over real SuperLinks share: the example app, its settings, and how to wait."""
+"""What tests and benchmarks over real SuperLinks share: the example app, its settings, waiting."""
 
 import os
 import signal
@@ -79,10 +79,10 @@ class RealFleet(LocalFleet):
         return not self.is_alive(name) and waited > _REVIVE_SECONDS
 
     def revive_nodes(self) -> None:
-        """Starts nodes whose process has ended again, as systemd would; at most every few seconds each.
+        """Starts nodes whose process has ended again, as systemd would; each after some seconds.
 
-        A SuperLink refuses a node that it holds for online, and so one that was killed, until its heartbeat runs
-        out; the SuperNode then ends.
+        A SuperLink refuses a node that it holds for online, and so one that was killed, until its
+        heartbeat runs out; the SuperNode then ends.
         """
         for name in self._nodes:
             if name in self.processes and self._is_due(name):

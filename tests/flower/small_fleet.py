@@ -1,4 +1,4 @@
-"""A small fleet in one process: real strategy, real devices, Flower's own messages, no SuperLink."""
+"""A small fleet in one process: real strategy and devices, Flower's own messages, no SuperLink."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -153,7 +153,7 @@ class SmallFleet:
         return {number: self._device(fleet, number) for number in range(self.devices)}
 
     def _open(self, number: int, context: Context) -> CatchUpDevice:
-        """The device: one that lives on, or, if it has a file, one as a new process would find it."""
+        """The device: one that lives on, or, if it has a file, one as a new process finds it."""
         return self._living[number] if self.directory is None else self.restarted(number)
 
     def _device(self, fleet: SimulatedFleet | FullFleet, number: int) -> CatchUpDevice:

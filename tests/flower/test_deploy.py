@@ -187,7 +187,10 @@ def test_an_app_without_mistakes_is_served_where_it_is(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_an_apps_own_are_not_ours_to_judge(tmp_path: Path) -> None:
-    mine = '[tool.flwr.app.config]\nrounds = 3\n[tool.flwr.app.config.state]\nurl = ""\nrun = ""\nresume = false\n'
+    mine = (
+        "[tool.flwr.app.config]\nrounds = 3\n"
+        '[tool.flwr.app.config.state]\nurl = ""\nrun = ""\nresume = false\n'
+    )
     (tmp_path / "pyproject.toml").write_text(mine)
     assert make_app(tmp_path, tmp_path / "app", {}, {"state": {"url": "s.db"}}) == (
         tmp_path,

@@ -1,4 +1,4 @@
-"""Profiles that the server cannot read: a real key-holder process, real devices, Flower's messages in one process."""
+"""Profiles the server cannot read: a real key-holder process and devices, Flower's messages."""
 
 import logging
 import threading

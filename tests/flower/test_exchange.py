@@ -16,7 +16,7 @@ def echo(message: Message, context: Context) -> Message:
 
 
 class HalfUploaded(InProcessGrid):
-    """Pulling the reply of one node hangs, as it does on Flower's grid when the node died while it uploaded."""
+    """Pulling one node's reply hangs, as on Flower's grid when the node died while it uploaded."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(make_node(number, echo, {}) for number in range(nodes))

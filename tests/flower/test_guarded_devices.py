@@ -1,4 +1,4 @@
-"""Devices without an agent under a privacy budget: charged before they send, noised, and silent at its end."""
+"""Devices without an agent under a privacy budget: charged first, noised, silent at its end."""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,7 +42,7 @@ def guarded(privacy: dict[str, Any], directory: Path | None = None, **fields: An
 
 
 def seeded_like_the_simulator(fleet: SmallFleet) -> InProcessGrid:
-    """The fleet's grid, where every device draws the noise that the simulator would draw in that round."""
+    """The fleet's grid, where each device draws the simulator's noise of that round."""
 
     def begin(
         number: int, app: Callable[[Message, Context], Message]

@@ -1,4 +1,4 @@
-"""Agents that stream, SuperNodes with keys, a SuperLink with TLS: fifteen rounds, and devices killed on the way."""
+"""Streaming agents, SuperNodes with keys, a SuperLink with TLS: fifteen rounds, killed devices."""
 
 import json
 import os
@@ -42,7 +42,10 @@ SETTINGS: UserConfig = {
     "rounds.over-selection": 2.0,
     "rounds.deadline": DEADLINE,
 }
-"""The run outlasts the test. All are asked and the first half is waited for: two dead devices hold up no round."""
+"""The run outlasts the test.
+
+All are asked and the first half is waited for: two dead devices hold up no round.
+"""
 
 
 class Deployed:
@@ -80,7 +83,7 @@ class Deployed:
         }
 
     def kill(self, number: int) -> None:
-        """kill -9 of a device, SuperNode and agent, in the middle of a round; the agent comes back with all it had.
+        """kill -9 of a device, SuperNode and agent, mid-round; the agent comes back with its store.
 
         At most one other is away at the time.
         """
@@ -141,8 +144,11 @@ def test_devices_are_killed_mid_round_and_come_back_as_themselves(
         arrivals=RATE * sum(seconds) / len(seconds),
     )
     ode, random = again("ode", tmp_path / "ode"), again("reservoir", tmp_path / "random")
-    measured = f"{len(seconds)} rounds, the longest {max(seconds):.1f} s, {KILLS} devices killed, accuracy {learned:.3f}"
-    measured += f"; in one process {ode:.3f}, with a random store {random:.3f}; {time.monotonic() - began:.0f} s in all"
+    measured = (
+        f"{len(seconds)} rounds, the longest {max(seconds):.1f} s, {KILLS} devices killed, "
+        f"accuracy {learned:.3f}; in one process {ode:.3f}, with a random store {random:.3f}; "
+        f"{time.monotonic() - began:.0f} s in all"
+    )
     record_property("measured", measured)
     if FOUND:
         figures = {

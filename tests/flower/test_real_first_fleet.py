@@ -1,4 +1,4 @@
-"""`fedkeep fleet` as a new user types it: rounds on a page, server and device killed, both back, all stopped."""
+"""`fedkeep fleet` as a new user types it: rounds on a page, kills survived, everything stopped."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A real SuperLink, SuperNodes with keys and a key-holder over TLS: the plain plan, from profiles nobody could read."""
+"""A real SuperLink, SuperNodes with keys, key-holder over TLS: the plan of unreadable profiles."""
 
 from pathlib import Path
 

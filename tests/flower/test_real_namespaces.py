@@ -1,4 +1,4 @@
-"""Server and devices as separate hosts, in network namespaces of their own: a cut link heals, identities stay."""
+"""Server and devices in network namespaces of their own: a cut link heals, identities stay."""
 
 import os
 import re
@@ -24,7 +24,7 @@ NODES, ROUNDS = 2, 3
 
 @dataclass(frozen=True)
 class Network:
-    """A pair of linked interfaces: one here, with the server, and one in a namespace, with the devices."""
+    """A pair of linked interfaces: one here for the server, one in a namespace for the devices."""
 
     name: str
     server: str

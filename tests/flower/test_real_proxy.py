@@ -1,4 +1,4 @@
-"""deploy/nginx-fleet.conf before a real SuperLink: devices reach the FleetProfiles API, within a size, and nothing else."""
+"""deploy/nginx-fleet.conf before a real SuperLink: devices reach only the FleetProfiles API."""
 
 import os
 import re

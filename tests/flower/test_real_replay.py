@@ -1,4 +1,4 @@
-"""A reply sent again over a real SuperLink, and another one to a message that was answered: neither counts."""
+"""A reply sent again over a real SuperLink, and another to an answered message: neither counts."""
 
 from pathlib import Path
 

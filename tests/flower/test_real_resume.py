@@ -1,4 +1,4 @@
-"""`fedkeep serve`, SuperNodes with keys, TLS: the simulator's model, through `kill -9` of the server."""
+"""`fedkeep serve`, SuperNodes with keys, TLS: the simulator's model, through the server's kills."""
 
 import sys
 from pathlib import Path

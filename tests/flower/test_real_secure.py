@@ -1,4 +1,4 @@
-"""Secure sums over a real SuperLink with TLS and node keys: agents and a device without one, of which one drops out."""
+"""Secure sums over a real SuperLink with TLS and node keys: agents, a plain device, a dropout."""
 
 import re
 from functools import partial

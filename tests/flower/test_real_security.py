@@ -1,4 +1,4 @@
-"""A real SuperLink as `fedkeep provision` sets it up: who has no key, or another's, gets nowhere."""
+"""A real SuperLink as `fedkeep provision` sets it up refuses nodes without a key of their own."""
 
 import datetime
 from base64 import b64encode

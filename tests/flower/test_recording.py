@@ -1,4 +1,4 @@
-"""A real fleet's record: the simulator's lines, each round once through any crash, followed by page and report."""
+"""A real fleet's record: the simulator's lines, each round once through any crash, with reports."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,17 @@ EVALUATED = RoundOptions(participation=1.0, deterministic=True, evaluate_every=2
 
 
 HEADER = Header(
-    run="fleet", method="ode", task="fleet", seed=0, config={}, config_hash="0", versions=versions(),
-    labels=tuple("abcd"), devices=0, rounds=4,
-)  # fmt: skip
+    run="fleet",
+    method="ode",
+    task="fleet",
+    seed=0,
+    config={},
+    config_hash="0",
+    versions=versions(),
+    labels=tuple("abcd"),
+    devices=0,
+    rounds=4,
+)
 
 
 def recorded(fleet: SmallFleet, path: Path, store: StateStore | None = None) -> FedkeepStrategy:

@@ -1,4 +1,4 @@
-"""Secure sums over Flower's messages: the plain run's model, whoever drops out, and nothing ever in the clear."""
+"""Secure sums over Flower's messages: the plain run's model, with dropouts, nothing in clear."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -321,7 +321,7 @@ def test_the_plain_and_the_secure_do_not_answer_each_other() -> None:
 
 
 def test_killed_and_resumed_runs_end_with_the_same_bits(tmp_path: Path) -> None:
-    """Servers stop between rounds, one dies after a sum and before its commit; devices wake anew for every message."""
+    """Servers stop between rounds, one before its commit; devices restart for every message."""
     whole = SmallFleet(rounds=6, table=SECURE)
     reference = played(whole, 6)
     resumed = SmallFleet(rounds=6, directory=tmp_path / "devices", table=SECURE)

@@ -20,7 +20,7 @@ from fedkeep.flower.state_store import StateStore
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """A PostgreSQL server on a Unix socket of its own; it refuses root, so root lends it another user."""
+    """A PostgreSQL server on its own Unix socket; it refuses root, so root uses another user."""
     if not (shutil.which("postgres") and shutil.which("initdb")):
         pytest.skip("no PostgreSQL binaries (postgres, initdb) on PATH")
     pytest.importorskip("psycopg", reason="needs the postgres extra")

@@ -1,4 +1,4 @@
-"""A node made by hand: it has a SuperNode's key, speaks Flower's FleetProfiles API, and says what it likes."""
+"""A hand-made node: it has a SuperNode's key, speaks Flower's FleetProfiles API, sends anything."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ class WireNode:
 
     node_id: int
     calls: tuple[Any, ...]
-    """Flower's own functions: receive, send, get_run, get_fab, pull_object, push_object, confirm."""
+    """Flower's functions: receive, send, get_run, get_fab, pull_object, push_object, confirm."""
 
     def asked(self, seconds: float = 120.0) -> Message:
         """The next message for this node, without its content."""
@@ -41,7 +41,7 @@ class WireNode:
         return reply
 
     def send(self, reply: Message) -> int:
-        """Sends a reply as a SuperNode does; returns how many of its objects the SuperLink wanted to have."""
+        """Sends a reply as a SuperNode does; returns how many objects the SuperLink asked for."""
         tree, objects = get_object_tree(reply), get_all_nested_objects(reply)
         wanted, session = self.calls[1](reply, tree, 0.1)
         contents = ((key, objects[key].deflate()) for key in objects if key in wanted)

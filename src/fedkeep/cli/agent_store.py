@@ -208,8 +208,7 @@ def export(
         datetime | None, typer.Option(help="Only those stored then or before.")
     ] = None,
 ) -> None:
-    """Write samples with their labels, ids and values to a file, or one file each into a folder per
-    label.
+    """Write samples with labels, ids and values to a file, or one file each into folders by label.
 
     Options of one kind add up, those of different kinds must all hold. What is written is readable
     by its owner only.
@@ -265,7 +264,7 @@ def rekey(
 
 
 def _numbers(found: Inspected, ids: list[str], namespace: str | None) -> set[int]:
-    """The numbers by which samples of these ids are known."""
+    """Return the numbers by which samples of these ids are known."""
     sources = {note.source for note in found.notes if note.source}
     return {number for id_ in ids for number in found.ids.matches(id_, sources, namespace)}
 
@@ -276,7 +275,7 @@ def _plain(text: str) -> str:
 
 
 def _write(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
-    """Writes samples in the form that the name of `out` asks for, all of them or none."""
+    """Write samples in the form that the name of `out` asks for, all of them or none."""
     columns = {
         "y": np.array([note.label for note in notes], dtype=np.int64),
         "ids": np.array([note.id for note in notes], dtype=np.int64),
@@ -302,7 +301,7 @@ def _write(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
 
 
 def _write_folder(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
-    """Writes a folder for each label, with a file for each sample, called as the sample is."""
+    """Write a folder for each label, with a file for each sample, called as the sample is."""
     new = temp_path(out)
     new.mkdir(_PRIVATE_FOLDER)
     try:

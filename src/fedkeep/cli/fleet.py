@@ -99,7 +99,7 @@ def _described(service: "ServiceStatus | None") -> str:
 
 
 def _print_progress(known: "FirstFleet", *, running: bool) -> None:
-    """Prints the round reached, who is online, and why devices' reports do not count."""
+    """Print the round reached, who is online, and why devices' reports do not count."""
     from fedkeep.core.errors import DataError
     from fedkeep.records import read_run
 
@@ -122,7 +122,7 @@ def _print_progress(known: "FirstFleet", *, running: bool) -> None:
 
 
 def _require_startable(known: "FirstFleet") -> None:
-    """Raises where fleet.toml is wrong, or no longer fits what was saved, or what devices have."""
+    """Raise where fleet.toml is wrong, or no longer fits what was saved, or what devices have."""
     from fedkeep.agent.assembly import read_config
     from fedkeep.config.agreement import agreement_of
     from fedkeep.core.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The keys of a fleet: one CA, one server certificate, one ECDSA P-384 key per node, and those of a key-holder."""
+"""The keys of a fleet: a CA, a server certificate, an ECDSA P-384 key per node, a key-holder's."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,11 @@ class Credentials:
         self.root, self.ca_certificate = root, root / "ca.crt"
 
     def node_key(self, node: str) -> Path:
+        """Return the path of a node's private key."""
         return self.root / "nodes" / node
 
     def nodes(self) -> list[str]:
+        """Return the names of the nodes that have a public key here."""
         return sorted(path.stem for path in (self.root / "nodes").glob("*.pub"))
 
 
@@ -36,11 +38,35 @@ def provision(
     days: int = 825,
     keyholder_hosts: Iterable[str] = (),
 ) -> Credentials:
-    """Makes whatever is missing of a fleet's credentials under `root`, and renews the server's certificate.
+    """Create whatever is missing of a fleet's credentials, and renew the server's certificate.
 
-    CA and node keys that exist are kept, so that running it again adds nodes without changing any identity. With
-    hosts of a key-holder, it and the server get certificates by which they know each other.
+    CA and node keys that exist are kept, so that running it again adds nodes without changing any
+    identity.
 
+    Parameters
+    ----------
+    root : Path
+        The folder of the credentials, readable by its owner only.
+    hosts : iterable of str
+        The names and addresses by which devices reach the server, at least one.
+    nodes : iterable of str
+        The nodes that get a key unless they have one.
+    days : int
+        How long the certificates are valid; the CA five times as long.
+    keyholder_hosts : iterable of str
+        With any, key-holder and server get certificates by which they know each other.
+
+    Returns
+    -------
+    Credentials
+
+    Raises
+    ------
+    ConfigError
+        If no host is named, or the folder has a CA with a key of another kind.
+
+    Examples
+    --------
     >>> from tempfile import mkdtemp
     >>> made = provision(Path(mkdtemp()), ["fleet.example"], ["node-0", "node-1"])
     >>> made.nodes(), oct(made.node_key("node-0").stat().st_mode & 0o777)
@@ -80,9 +106,9 @@ def _issue(
     usage: x509.ObjectIdentifier | None,
     days: int,
 ) -> None:
-    """Writes `to`.crt and `to`.key: a fresh key, and the CA's word that it is `name` at these hosts.
+    """Write `to`.crt and `to`.key: a fresh key, certified by the CA as `name` at these hosts.
 
-    Without a usage it is the CA itself, by its own word.
+    Without a usage it is the CA itself, self-signed.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -104,7 +130,7 @@ def _issue(
     if hosts:
         said.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
     now, authority = datetime.now(UTC), usage is None
-    # It signs, and a CA signs certificates and lists of revoked ones, the sixth and the seventh; nothing else.
+    # Every key signs; the CA also signs certificates and revocation lists (the sixth and seventh).
     signs = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
     builder = (
         x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
@@ -134,6 +160,6 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Writes a file that never exists with wider rights or half its content."""
+    """Write a file that never exists with wider rights or half its content."""
     with atomic_write(path, mode) as file:
         file.write(content)

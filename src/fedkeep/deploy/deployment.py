@@ -1,4 +1,4 @@
-"""The command lines of a deployment, written once for the operator, for `fedkeep serve` and for the tests."""
+"""The command lines of a deployment, for the operator, for `fedkeep serve` and for the tests."""
 
 import json
 import os
@@ -20,11 +20,14 @@ CONNECTION = "fedkeep"
 class Deployment:
     """A SuperLink at an address, the credentials it trusts, and Flower's home beside them.
 
-    >>> " ".join(Deployment(Path("fleet"), "fleet.example").supernode("node-0", 9094, {"device": 0})[:4])
+    Examples
+    --------
+    >>> deployment = Deployment(Path("fleet"), "fleet.example")
+    >>> " ".join(deployment.supernode("node-0", 9094, {"device": 0})[:4])
     'flower-supernode --superlink fleet.example:8000 --host'
-    >>> Deployment(Path("fleet"), "fleet.example", insecure=True)
+    >>> Deployment(Path("fleet"), "fleet.example", insecure=True)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    fedkeep.core.errors.ConfigError: --insecure is for loopback only, and fleet.example is not: run `fedkeep provision`
+    fedkeep.core.errors.ConfigError: --insecure is for loopback only, and fleet.example is not: ...
     """
 
     root: Path
@@ -43,14 +46,19 @@ class Deployment:
 
     @property
     def credentials(self) -> Credentials:
+        """Return the credentials in the deployment's folder."""
         return Credentials(self.root)
 
     @property
     def address(self) -> str:
+        """Return the SuperLink's address, as HOST:PORT."""
         return str(Address(self.host, self.port))
 
     def environment(self) -> dict[str, str]:
-        """What Flower's programs need set: its home, no telemetry, and a client that starts without delay."""
+        """Return the variables that Flower's programs need.
+
+        They name its home, turn telemetry and update checks off, and let a client start soon.
+        """
         return {
             "FLWR_HOME": str(self.root / "flower"),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -60,6 +68,7 @@ class Deployment:
         }
 
     def write_connection(self) -> None:
+        """Write Flower's own config.toml, which says how its commands reach the SuperLink."""
         file = self.root / "flower" / "config.toml"
         file.parent.mkdir(parents=True, exist_ok=True)
         trust = "insecure = true"
@@ -91,7 +100,11 @@ class Deployment:
         return int(server), int(superlink), int(restarts)
 
     def superlink(self) -> list[str]:
-        """TLS, node authentication on, runtime dependency installation off, state on disk."""
+        """Return the command of the SuperLink.
+
+        It has TLS and node authentication unless insecure, keeps its state on disk, and installs
+        no dependencies of apps.
+        """
         command = ["flower-superlink", "--host", self.bind or self.host, "--port", str(self.port)]
         command += [
             "--database",
@@ -109,7 +122,10 @@ class Deployment:
         return [*command, "--ssl-keyfile", str(self.root / "server.key"), "--enable-supernode-auth"]
 
     def supernode(self, node: str, runtime_port: int, config: Mapping[str, str | int]) -> list[str]:
-        """One device's SuperNode; its key is its identity, so it is the same device after any restart."""
+        """Return the command of one device's SuperNode.
+
+        Its key is its identity, so it is the same device after any restart.
+        """
         command = ["flower-supernode", "--superlink", self.address, "--host", "127.0.0.1"]
         command += ["--port", str(runtime_port), "--node-config", _settings(config)]
         if self.insecure:
@@ -118,11 +134,12 @@ class Deployment:
         return [*command, "--auth-supernode-private-key", str(self.credentials.node_key(node))]
 
     def register(self, node: str) -> list[str]:
-        """Tells the SuperLink to trust the node's key."""
+        """Return the command that lets the SuperLink trust the node's key."""
         public_key = str(self.credentials.node_key(f"{node}.pub"))
         return ["flwr", "supernode", "register", public_key, CONNECTION, "--name", node]
 
     def run(self, app: Path, config: Mapping[str, str | int | float | bool]) -> list[str]:
+        """Return the command that submits the app with this run configuration."""
         return [
             "flwr",
             "run",
@@ -132,7 +149,7 @@ class Deployment:
         ]
 
     def instructions(self, nodes: list[str]) -> str:
-        """The lines an operator types, in order."""
+        """Return the lines an operator types, in order."""
         there = {key: value for key, value in self.environment().items() if key != "FLWR_HOME"}
         state = {"state.url": str(self.root / "state.db")}
         lines = ["# on the server", _exports(self.environment()), shlex.join(self.superlink())]
@@ -141,7 +158,8 @@ class Deployment:
             lines += [shlex.join(self.register(node)) for node in nodes]
         lines += [
             "",
-            "# on each device, with ca.crt and its own key copied there, beside an agent with that socket;",
+            "# on each device, with ca.crt and its own key copied there, "
+            "beside an agent with that socket;",
         ]
         lines += ["# without agent-socket the device is simulated", _exports(there)]
         for number, node in enumerate(nodes):

@@ -36,11 +36,11 @@ _REGISTERING = 4
 _PORTS = range(20_000, 32_768)
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 _DIE_WITH_PARENT = None if _PRCTL is None else partial(_PRCTL, 1, signal.SIGKILL)
-"""PR_SET_PDEATHSIG: asks Linux to end a process with the one that started it, so that no SuperLink keeps a port."""
+"""PR_SET_PDEATHSIG: Linux ends a process with its parent, so that no SuperLink keeps a port."""
 
 
 class LocalFleet:
-    """Starts and stops the processes of a fleet; each leads its own group, so that none is left behind."""
+    """Starts and stops the processes of a fleet; each leads a group, so none is left behind."""
 
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
@@ -91,7 +91,7 @@ class LocalFleet:
         return process is not None and process.poll() is None
 
     def register(self) -> None:
-        """Registers every node's key with the running SuperLink; one that is registered stays so."""
+        """Register every node's key with the running SuperLink; a registered one stays so."""
         commands = [self.deployment.register(name) for name in self.deployment.credentials.nodes()]
         with ThreadPoolExecutor(_REGISTERING) as pool:
             list(pool.map(partial(self.call, may_fail=True), commands))
@@ -99,7 +99,7 @@ class LocalFleet:
     def start(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Starts a process that ends with the fleet; its output goes to NAME.log."""
+        """Start a process that ends with the fleet; its output goes to NAME.log."""
         with (self.deployment.root / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -113,6 +113,7 @@ class LocalFleet:
         return process
 
     def submit(self, app: Path, config: Settings) -> str:
+        """Submit the app to the running SuperLink and return the run's number."""
         return str(self._told(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
@@ -147,7 +148,13 @@ class LocalFleet:
     def call(
         self, command: Sequence[str], timeout: float = 120.0, *, may_fail: bool = False
     ) -> str:
-        """Runs one of Flower's commands to its end and returns what it printed."""
+        """Run one of Flower's commands to its end and return what it printed.
+
+        Raises
+        ------
+        FedkeepError
+            If the command fails, unless it may.
+        """
         done = subprocess.run(
             command,
             env=self.environment,
@@ -168,7 +175,7 @@ class LocalFleet:
         return printed
 
     def kill(self, name: str) -> None:
-        """kill -9 of a process and all below it; nothing if it is gone already.
+        """Send SIGKILL to a process and all below it; do nothing if it is gone already.
 
         Flower gives the apps that it starts sessions of their own, so that no group has them all.
         """
@@ -181,6 +188,7 @@ class LocalFleet:
         process.wait()
 
     def log(self, name: str) -> str:
+        """Return what the process of that name has printed."""
         return (self.deployment.root / f"{name}.log").read_text(errors="replace")
 
 
@@ -267,7 +275,13 @@ def family_of(pid: int) -> list[int]:
 def wait_until(
     happened: Callable[[], bool], seconds: float, process: subprocess.Popen[bytes] | None = None
 ) -> bool:
-    """Waits until something has happened; False if it has not by then, or the process that would do it has ended."""
+    """Wait until something has happened.
+
+    Returns
+    -------
+    bool
+        False if it has not happened in time, or the process that would do it has ended.
+    """
     end = time.monotonic() + seconds
     while (
         (alive := process is None or process.poll() is None)
@@ -279,7 +293,13 @@ def wait_until(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, of those that no system hands out by itself while the program is starting."""
+    """Return a port that nobody listens on and that no system assigns by itself meanwhile.
+
+    Raises
+    ------
+    FedkeepError
+        If every port of the host is taken.
+    """
     for port in random.SystemRandom().sample(_PORTS, k=len(_PORTS)):
         with (
             socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe,
@@ -291,7 +311,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def program_environment() -> dict[str, str]:
-    """Paths by which Flower's programs, and what they start, come from this interpreter's environment."""
+    """Return the paths by which Flower's programs run in this interpreter's environment."""
     programs = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     )

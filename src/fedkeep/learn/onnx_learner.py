@@ -175,7 +175,7 @@ class OnnxLearner:
 
 
 def sha256_of(data: bytes) -> str:
-    """The checksum as `sha256sum` prints it."""
+    """Return the checksum as `sha256sum` prints it."""
     from hashlib import sha256
 
     return sha256(data).hexdigest()
