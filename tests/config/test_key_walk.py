@@ -127,6 +127,15 @@ CASES: list[tuple[str, Any, Table]] = [
     ("policy.restart", True, {"policy": {"name": "reservoir"}}),
     ("policy.so_far", True, {"policy": {"name": "full-data"}}),
     ("policy.variant", "authors", {"policy": {"name": "fedbalancer"}}),
+    ("storage.capacity_spread", 0.7, {}),
+    ("estimator.normalise", False, merged(GIST, {"estimator": {"name": "incremental"}})),
+    ("stream.current", False, {}),
+    ("record.accuracy", "devices", {}),
+    (
+        "coordinator.unassigned",
+        "fill",
+        {"coordinator": {"name": "paper-greedy", "clients_per_label": 1, "labels_per_client": 2}},
+    ),
     ("coordinator.clients_per_label", 1, {}),
     ("coordinator.labels_per_client", 1, {}),
     (
@@ -143,6 +152,9 @@ CASES: list[tuple[str, Any, Table]] = [
 """A key, another value than it has, and tables in which it has something to do."""
 
 ELSEWHERE = {
+    "coordinator.seconds": "tests/core/test_coordination.py: how long the solver may take",
+    "coordinator.unbiased": "tests/core/test_coordination.py: the exact plan under (9d)",
+    "privacy.profiles": "tests/privacy/test_simulated_privacy.py: sealed ones are rejected",
     "limits.enabled": "tests/core/test_server.py: no cut runs without limits",
     "record.checkpoint_every": "tests/sim/test_engine.py: a killed run goes on from its checkpoint",
     "regions.name": "tests/experiments/test_clusters.py: custom regions",

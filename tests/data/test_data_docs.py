@@ -18,6 +18,7 @@ BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 def test_everything_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_samples", raising=False)  # of another test
     blocks = BLOCK.findall(PAGE.read_text())
     for language, text in blocks:
         named = re.match(r"# (\w+\.py)\n", text)

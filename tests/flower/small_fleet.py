@@ -1,7 +1,7 @@
 """A small fleet in one process: real strategy and devices, Flower's own messages, no SuperLink."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,10 @@ class SeededNoise:
         return self._generator.standard_normal(size)
 
 
+DEPLOYED = {"sum_threshold", "min_cohort", "members", "member_key", "public_key"}
+"""Keys of `privacy` that devices of a real fleet read."""
+
+
 @dataclass(eq=False)
 class SmallFleet:
     """Devices and the means to make servers for them; servers come and go, devices stay."""
@@ -88,7 +92,12 @@ class SmallFleet:
         }
         stream = {"rounds_per_pass": 10}
         rest = {"policy": {"name": self.policy}, "storage": {"capacity": 6}, "seed": self.seed}
-        return resolve({"task": task, "train": train, "stream": stream, **rest, **self.table})
+        privacy = dict(self.table.get("privacy", {}))
+        deployed = {key: privacy.pop(key) for key in DEPLOYED & privacy.keys()}
+        table = {**rest, **self.table, "privacy": privacy}
+        experiment = resolve({"task": task, "train": train, "stream": stream, **table})
+        # What only a deployment reads, an experiment rejects.
+        return replace(experiment, privacy=replace(experiment.privacy, **deployed))
 
     @cached_property
     def noises(self) -> dict[int, SeededNoise]:

@@ -40,7 +40,7 @@ def paper(
     ] = False,
     backend: BackendName = "local",
 ) -> None:
-    """Run an experiment of the paper, and print what it showed beside the paper's numbers.
+    """Run an experiment of the paper beside its numbers.
 
     Data that can be downloaded is; where that fails, one sentence says what to fetch and where to
     put it. Without an argument nothing runs.

@@ -132,6 +132,7 @@ class RejectionReason(StrEnum):
     LOST_ESTIMATOR = "lost estimator"
     NOT_A_MEMBER = "not a member"
     NO_PLAN = "no plan"
+    TOKEN = "token"
     UNREADABLE_CIPHERTEXT = "unreadable ciphertext"
     UNCLEAR_COMPARISON = "unclear comparison"
     COMPARISONS = "comparisons"
