@@ -48,7 +48,7 @@ def test_the_bare_install_answers(installed: Path, tmp_path: Path) -> None:
     for arguments, says in (
         (["--help"], "Commands:"),
         (["list"], "reservoir"),
-        (["check", "fifo"], "ok  chunking"),
+        (["check", "fifo"], "ok       chunking"),
     ):
         done = run(installed / "fedkeep", *arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
