@@ -17,6 +17,7 @@ FORMER_CLASSES = words(
     Usual Claims Making Mixture Mending Holding Holdings Window Shares Prepared Job Fate Kept View
     Rival Ground Cell Probe Measurements Door Guard Guards Ledger SumBook SumMember SumTerms Vitals
     Asked Voice Frugality Intake Magnitudes Note ModelDate Look Forge Programme Keeping Refusal
+    Outer Placed Link Weighing
     """
 )
 FORMER_FUNCTIONS = words(

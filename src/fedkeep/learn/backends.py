@@ -190,7 +190,7 @@ def padded(rows: Sequence[AnyArray]) -> AnyArray:
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class LayerFactors:
     """The samples' gradients by a linear layer, as outer products.
 
     The factors are its errors, and its inputs with a one for the bias. Gradients themselves are
@@ -206,11 +206,11 @@ class Outer:
         """How many parameters the layer has; they stand side by side in a flat vector."""
         return int(self.e.shape[-1] * (self.a.shape[-1] + self.bias))
 
-    def of(self, c: int, n: int) -> "Outer":
+    def of(self, c: int, n: int) -> "LayerFactors":
         """Take the first n samples of model c."""
-        return Outer(self.a[c, :n], self.e[c, :n], self.bias)
+        return LayerFactors(self.a[c, :n], self.e[c, :n], self.bias)
 
-    def inner(self, other: "Outer") -> AnyArray:
+    def inner(self, other: "LayerFactors") -> AnyArray:
         """<grad_i, grad'_i> per sample: for outer products, the product of the factors' own."""
         return np.asarray((np.vecdot(self.a, other.a) + self.bias) * np.vecdot(self.e, other.e))
 
@@ -281,7 +281,7 @@ class FactoredMeasurements(BatchMeasurements):
     """Measurements of n samples from the factors of the valued layers."""
 
     @abstractmethod
-    def _last(self, wanted: int | None = None) -> Sequence[Outer]:
+    def _last(self, wanted: int | None = None) -> Sequence[LayerFactors]:
         """At least the last `wanted` valued layers; None: all of them."""
 
     def projections(self, direction: Vector) -> Scores:
@@ -349,16 +349,16 @@ class TracedMeasurements(FactoredMeasurements):
         activations: AnyArray = self._trace.activations
         return activations[self._c, : self._n].copy()
 
-    def _last(self, wanted: int | None = None) -> Sequence[Outer]:
+    def _last(self, wanted: int | None = None) -> Sequence[LayerFactors]:
         return [self._head] if wanted == 1 else self._valued
 
     @cached_property
-    def _head(self) -> Outer:
-        head: Outer = self._trace.head
+    def _head(self) -> LayerFactors:
+        head: LayerFactors = self._trace.head
         return head.of(self._c, self._n)
 
     @cached_property
-    def _valued(self) -> list[Outer]:
+    def _valued(self) -> list[LayerFactors]:
         return [factors.of(self._c, self._n) for factors in self._trace.valued]
 
 
@@ -426,7 +426,9 @@ class ChunkedMeasurements(BatchMeasurements):
                 self._kept[index] = piece
 
 
-def _with_parts_of(vector: Vector, layers: Sequence[Outer]) -> Iterator[tuple[Outer, Vector]]:
+def _with_parts_of(
+    vector: Vector, layers: Sequence[LayerFactors]
+) -> Iterator[tuple[LayerFactors, Vector]]:
     """Every layer beside its part of a vector."""
     start = 0
     for factors in layers:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fedkeep.learn.backends import Outer
+from fedkeep.learn.backends import LayerFactors
 
 
-class Link(ABC):
+class BatchedLayer(ABC):
     """One layer in one pass over inputs `x`; `own` are its parameters, (C, *shape) each."""
 
     def __init__(self, layer: Any, own: list[Tensor], x: Tensor) -> None:
@@ -32,11 +32,11 @@ class Link(ABC):
         """Compute the layer's outputs."""
 
     @abstractmethod
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Compute the error of the inputs; that of the outputs may be overwritten."""
 
 
-class Weighing(Link):
+class WeightLayer(BatchedLayer):
     """One with a weight and a bias."""
 
     @abstractmethod
@@ -44,11 +44,11 @@ class Weighing(Link):
         """Sum the gradients by the layer's parameters over each model's samples."""
 
     @abstractmethod
-    def factors(self, error: Tensor) -> Outer:
+    def factors(self, error: Tensor) -> LayerFactors:
         """Take each sample's gradient apart into its two factors."""
 
 
-class Linear(Weighing):
+class Linear(WeightLayer):
     """Products have the samples as rows: with a few columns, torch's take several times as long."""
 
     def forward(self) -> Tensor:
@@ -56,7 +56,7 @@ class Linear(Weighing):
         weight, bias = self.own
         return torch.baddbmm(bias[:, None], self.x.mT, weight.mT).mT
 
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Compute the error of the inputs from that of the outputs."""
         return (error.mT @ self.own[0]).mT
 
@@ -64,12 +64,12 @@ class Linear(Weighing):
         """Sum the gradients by the layer's parameters over each model's samples."""
         return [torch.from_numpy(error.numpy() @ self.x.mT.numpy()), error.sum(2)]
 
-    def factors(self, error: Tensor) -> Outer:
+    def factors(self, error: Tensor) -> LayerFactors:
         """Take each sample's gradient apart into its two factors."""
-        return Outer(self.x.mT.contiguous().numpy(), error.mT.contiguous().numpy())
+        return LayerFactors(self.x.mT.contiguous().numpy(), error.mT.contiguous().numpy())
 
 
-class Convolution(Weighing):
+class Convolution(WeightLayer):
     """A convolution as a linear layer over columns: what its kernel sees at each place."""
 
     def forward(self) -> Tensor:
@@ -87,7 +87,7 @@ class Convolution(Weighing):
         z = torch.baddbmm(bias[:, :, None], weight.flatten(2), self._columns)
         return z.view(*z.shape[:2], *places)
 
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Add up what the kernel's positions say of each input, one axis after the other."""
         layer, whole = self.layer, self.x.shape
         columns = self.own[0].flatten(2).mT @ error.flatten(2)
@@ -114,7 +114,7 @@ class Convolution(Weighing):
         weight = error @ self._columns.mT
         return [weight.view(*weight.shape[:2], -1, *self.layer.kernel_size), error.sum(2)]
 
-    def factors(self, error: Tensor) -> Outer:
+    def factors(self, error: Tensor) -> LayerFactors:
         """Take each sample's gradient apart into its two factors."""
         errors = error.flatten(3).transpose(1, 2)
         columns = (
@@ -128,10 +128,10 @@ class Convolution(Weighing):
         # By numpy: torch would copy both first.
         np.matmul(errors.numpy(), columns, out=weight.reshape(*lead, outputs, inputs))
         bias[:] = errors.sum(3)
-        return Outer(gradients, np.ones((*lead, 1), dtype=np.float32), bias=False)
+        return LayerFactors(gradients, np.ones((*lead, 1), dtype=np.float32), bias=False)
 
 
-class Relu(Link):
+class Relu(BatchedLayer):
     """A rectifier."""
 
     def forward(self) -> Tensor:
@@ -139,12 +139,12 @@ class Relu(Link):
         self.x = self.x.relu()  # all it must know of its inputs is which were positive
         return self.x
 
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Compute the error of the inputs from that of the outputs."""
         return error.mul_(self.x > 0)
 
 
-class MaxPool(Link):
+class MaxPool(BatchedLayer):
     """A pooling of windows that tile the input."""
 
     def forward(self) -> Tensor:
@@ -152,36 +152,36 @@ class MaxPool(Link):
         self._largest = largest_of(self.x, tiling(self.layer))
         return self._largest
 
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Compute the error of the inputs from that of the outputs."""
         return handed_down(self.x, self._largest, error, tiling(self.layer))
 
 
-class Flatten(Link):
+class Flatten(BatchedLayer):
     """All axes of a sample as one."""
 
     def forward(self) -> Tensor:
         """Compute the layer's outputs."""
         return self.x.movedim(2, -1).reshape(len(self.x), -1, self.x.shape[2])
 
-    def below(self, error: Tensor) -> Tensor:
+    def backward(self, error: Tensor) -> Tensor:
         """Compute the error of the inputs from that of the outputs."""
         shape = self.x.shape
         return error.view(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
 
 
-Chain: TypeAlias = list[tuple[type[Link], nn.Module]]
+Chain: TypeAlias = list[tuple[type[BatchedLayer], nn.Module]]
 """The layers of a module that is nothing but a chain of them, each with what does its work here."""
 
 
 def chain_of(module: nn.Module) -> Chain | None:
     """Take a module apart as a chain; None if any part of it is something else."""
     layers = list(module) if type(module) is nn.Sequential else []
-    links = [(kind, layer) for layer in layers if (kind := _kind(layer)) is not None]
-    return links if links and len(links) == len(set(map(id, layers))) == len(layers) else None
+    known = [(kind, layer) for layer in layers if (kind := _kind(layer)) is not None]
+    return known if known and len(known) == len(set(map(id, layers))) == len(layers) else None
 
 
-def _kind(layer: Any) -> type[Link] | None:
+def _kind(layer: Any) -> type[BatchedLayer] | None:
     """Find what does the work of this layer; subclasses may do anything and do not count."""
     if type(layer) is nn.ReLU:
         return Relu
@@ -212,29 +212,29 @@ class Pass:
 
     def __init__(self, chain: Chain, parameters: Sequence[Tensor], x: Tensor) -> None:
         rest = iter(parameters)
-        self.links: list[Link] = []
+        self.layers: list[BatchedLayer] = []
         self.logits = x.transpose(1, 2) if x.dim() > 2 else x[:, None]
         for kind, layer in chain:
-            own = list(islice(rest, 2 if issubclass(kind, Weighing) else 0))
-            self.links.append(kind(layer, own, self.logits))
-            self.logits = self.links[-1].forward()
+            own = list(islice(rest, 2 if issubclass(kind, WeightLayer) else 0))
+            self.layers.append(kind(layer, own, self.logits))
+            self.logits = self.layers[-1].forward()
 
     def gradients(self, error: Tensor) -> list[Tensor]:
         """Compute the gradients by all parameters, (C, *shape) each, from the logits' error."""
         gradients: list[Tensor] = []
-        for link, of_outputs in self.errors(error):
-            gradients = link.gradients(of_outputs) + gradients
+        for layer, of_outputs in self.errors(error):
+            gradients = layer.gradients(of_outputs) + gradients
         return gradients
 
-    def errors(self, error: Tensor) -> Iterator[tuple[Weighing, Tensor]]:
-        """Each link with parameters, the last first, and the error of its outputs."""
-        first = next((link for link in self.links if link.own), None)
-        for link in reversed(self.links):
-            if isinstance(link, Weighing):
-                yield link, error
-            if link is first:
+    def errors(self, error: Tensor) -> Iterator[tuple[WeightLayer, Tensor]]:
+        """Each layer with parameters, the last first, and the error of its outputs."""
+        first = next((layer for layer in self.layers if layer.own), None)
+        for layer in reversed(self.layers):
+            if isinstance(layer, WeightLayer):
+                yield layer, error
+            if layer is first:
                 return
-            error = link.below(error)
+            error = layer.backward(error)
 
 
 def largest_of(x: Tensor, kernel: Sequence[int]) -> Tensor:

@@ -18,8 +18,8 @@ from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
 from fedkeep.learn.backends import (
     FrozenModel,
+    LayerFactors,
     Layout,
-    Outer,
     TracedMeasurements,
     local_sgd,
     padded,
@@ -162,16 +162,16 @@ class DenseTrace:
         return self._run()[0][-1]
 
     @cached_property
-    def head(self) -> Outer:
+    def head(self) -> LayerFactors:
         """Factors of the last layer."""
-        return Outer(self.activations, output_error(self._run()[1], self._y))
+        return LayerFactors(self.activations, output_error(self._run()[1], self._y))
 
     @cached_property
-    def valued(self) -> list[Outer]:
+    def valued(self) -> list[LayerFactors]:
         """Factors of the valued layers."""
         inputs, _ = self._run()
         errors = backward(self._layers, inputs, self.head.e, self._first)
-        return [Outer(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
+        return [LayerFactors(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
 
 
 def paired(parameters: Sequence[AnyArray]) -> Layers:

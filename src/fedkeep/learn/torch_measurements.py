@@ -19,7 +19,7 @@ from fedkeep.core.gradients.layout import Block
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
-from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, Outer, padded
+from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, LayerFactors, padded
 from fedkeep.learn.batched_layers import Pass
 from fedkeep.learn.network import Network, output_error
 from fedkeep.learn.objective import as_tensor, cross_entropy
@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Placed(Outer):
+class SharedWeightFactors(LayerFactors):
     """A weight used at several places of a sample: a convolution's, or that of tokens."""
 
     layer: Any = None
@@ -39,9 +39,9 @@ class Placed(Outer):
         """P, the number of parameters."""
         return sum(parameter.numel() for parameter in self.layer.parameters())
 
-    def inner(self, other: Outer) -> AnyArray:
+    def inner(self, other: LayerFactors) -> AnyArray:
         """<grad_i, grad'_i> from the gradients themselves: a sample's places are summed first."""
-        theirs = of_kind(Placed, other)
+        theirs = of_kind(SharedWeightFactors, other)
         return _inner_products(self._gradients(), None if theirs is self else theirs._gradients())
 
     def project(self, direction: Vector) -> AnyArray:
@@ -113,7 +113,7 @@ class TorchMeasurements(FactoredMeasurements):
     def __init__(self, network: Network, model: Vector, batch: Batch) -> None:
         self._network, self._model, self._batch, self._n = network, model, batch, len(batch)
         self._logits = torch.empty(0)
-        self._noted: list[Outer] = []
+        self._noted: list[LayerFactors] = []
 
     def losses(self) -> Scores:
         """Compute the loss of each sample."""
@@ -129,7 +129,7 @@ class TorchMeasurements(FactoredMeasurements):
         """Bytes that are kept for later questions."""
         return sum(factors.a.nbytes + factors.e.nbytes for factors in self._noted)
 
-    def _last(self, wanted: int | None = None) -> list[Outer]:
+    def _last(self, wanted: int | None = None) -> list[LayerFactors]:
         """By a forward and a backward pass, which gives the logits too.
 
         Autograd starts at the first noted output; where that is the logits, nothing is left to do.
@@ -153,7 +153,9 @@ class TorchMeasurements(FactoredMeasurements):
         for layer, a, e in zip(layers, inputs, errors, strict=True):
             biased, plain = layer.bias is not None, isinstance(layer, nn.Linear) and a.dim() == 2
             self._noted.append(
-                Outer(a.numpy(), e.numpy(), biased) if plain else Placed(a, e, biased, layer)
+                LayerFactors(a.numpy(), e.numpy(), biased)
+                if plain
+                else SharedWeightFactors(a, e, biased, layer)
             )
         return self._noted
 
@@ -181,20 +183,20 @@ class ChainTrace:
     @cached_property
     def activations(self) -> AnyArray:
         """Give the inputs of the last layer, (n, d)."""
-        return self._passed.links[-1].x.mT.numpy()
+        return self._passed.layers[-1].x.mT.numpy()
 
     @cached_property
-    def head(self) -> Outer:
+    def head(self) -> LayerFactors:
         """Factors of the last layer."""
-        return Outer(self.activations, self._error.mT.numpy())
+        return LayerFactors(self.activations, self._error.mT.numpy())
 
     @cached_property
-    def valued(self) -> list[Outer]:
+    def valued(self) -> list[LayerFactors]:
         """Factors of the valued layers."""
-        links = islice(self._passed.errors(self._error), len(self._network.valued_layers))
-        factors = [link.factors(error) for link, error in links][::-1]
+        layers = islice(self._passed.errors(self._error), len(self._network.valued_layers))
+        factors = [layer.factors(error) for layer, error in layers][::-1]
         # The activations of all layers are much larger than what is made of them.
-        del self._passed.links[:-1]
+        del self._passed.layers[:-1]
         return factors
 
     @cached_property
