@@ -56,7 +56,7 @@ def require_free(port: int, needed_for: str, option: str, host: str = "127.0.0.1
         holders = sorted(listeners(port))
         by = f"process {holders[0]} ({_name(holders[0])})" if holders else "another program"
         raise ConfigError(
-            f"port {port}, needed for {needed_for}, is taken by {by}: "
+            f"{host}:{port}, needed for {needed_for}, is taken by {by}: "
             f"stop that, or choose another with {option}"
         )
 
