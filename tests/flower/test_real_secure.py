@@ -51,7 +51,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(
         wait_until(lambda: fleet.status(run).startswith("finished"), 60, "the end of the run")
         said = fleet.call(["flwr", "log", run, CONNECTION, "--stream"], may_fail=True)
     rounds = re.findall(
-        r"'accepted': (\d+).*?'refused': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said
+        r"'accepted': (\d+).*?'rejected': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said
     )
     assert [accepted for accepted, *_ in rounds] == ["3", "2"]
     assert [refused for _, refused, *_ in rounds] == ["[]", "[1]"]
