@@ -70,7 +70,7 @@ def test_killed_servers_resume_to_the_bits_of_a_run_that_was_never_killed(tmp_pa
         fleet.kill("serve")
         start_serving(fleet, settings, "--resume")
         wait_until(output.exists, 300, "the end of the run")
-        assert "the run ended as finished" in fleet.log("serve")
+        assert "the run ended as: finished" in fleet.log("serve")
     model = np.load(output)
     assert model.tobytes() == _uninterrupted().tobytes()
     simulator = _simulated()
