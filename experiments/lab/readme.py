@@ -16,6 +16,7 @@ from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import FedkeepError
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.gist.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
@@ -353,7 +354,8 @@ def costs_table(experiments: Path, results: Path) -> str:
     return (
         sheet(("method", *heads, "compute, FIFO = 1"), rows)
         + f"\n\nIn bytes, beside the model and the samples: {sizes}. Kept: m, its noise model, and "
-        "the sum of the window. Sent up, beside the model, in a participation; as much comes down. "
+        "the sum of the window. Sent up, beside the model, in a participation; what comes down is "
+        "four bytes a number. "
         "Compute: forward passes of a whole run over FIFO's, least and most over all streams (a "
         "backward pass counts as two)."
     )
@@ -381,11 +383,16 @@ def kept_and_sent(
         device.observe(Batch(x, rng.integers(0, labels, 32), ids), float(round_))
         training = LocalTraining(learning_rate=0.01, epochs=5)
         order = TrainOrder(round_, learner.initial(round_), sent, training, round_ - 1)
-        sent = device.participate(order).local_gradient
+        found = device.participate(order).local_gradient
+        # What comes down is the server's mean: plain numbers.
+        sent = None if found is None else np.array(found)
     names = ("window.", "gist.", "direction")
     state = device.snapshot()
     kept = sum(array.nbytes for name, array in state.items() if name.startswith(names))
-    return kept, 0 if sent is None else np.asarray(sent).nbytes
+    packed = found.packed if isinstance(found, PackedVector) else None
+    if packed is not None:
+        return kept, sum(array.nbytes for array in packed.values())
+    return kept, 0 if sent is None else sent.nbytes
 
 
 TABLES: dict[str, Callable[[Path, Path], str]] = {
