@@ -323,9 +323,9 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
     """
     # Beside the store, since neither may take the other with it.
     file = ledger.LedgerFile(agent.store_path.with_name(agent.store_path.name + ".ledger"))
-    said = strip_prefix("gate.ledger", state)
+    recorded = strip_prefix("gate.ledger", state)
     try:
-        spendings = file.found(said, damaged=damaged and not said)
+        spendings = file.found(recorded, damaged=damaged and not recorded)
     except RejectedError as refusal:
         raise ConfigError(str(refusal)) from None
 

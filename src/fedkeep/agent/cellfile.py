@@ -323,20 +323,20 @@ class Damage:
         return bool(self.cells or self.blobs or self.roots or self.rolled_back or self.label)
 
     def __str__(self) -> str:
-        said = [
+        lines = [
             f"{self.cells} cells cannot be read" if self.cells else "",
             "the label is lost" if self.label else "",
         ]
         if self.roots:
-            said.append(
+            lines.append(
                 "no root is whole: what single cells hold is taken, replaced samples included"
             )
         elif self.rolled_back:
-            said.append(
+            lines.append(
                 "the newest root is lost: rolled back to the one before it, with all that "
                 "newer cells hold"
             )
-        return "; ".join(filter(None, said)) or f"{self.blobs} blobs are incomplete"
+        return "; ".join(filter(None, lines)) or f"{self.blobs} blobs are incomplete"
 
 
 class CellFile:

@@ -250,14 +250,14 @@ class ProgressLogger:
     def _summary(self) -> str:
         counts = Counter(self._agent.counters) - self._start
         arrived = counts["seen"] + sum(counts[name] for name in _UNREAD)
-        said = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
+        line = f"{arrived} arrived, {counts['kept'] + counts['replaced']} kept"
         if refused := _refusals(counts):
-            said += f", refused {refused}"
+            line += f", refused {refused}"
         if skipped := counts["skipped.sample"] + counts["skipped.drop"]:
-            said += f", {skipped} skipped"
+            line += f", {skipped} skipped"
         if self._agent.waiting:
-            said += f", waiting ({self._agent.waiting})"
-        return f"{said}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
+            line += f", waiting ({self._agent.waiting})"
+        return f"{line}, {len(self._agent.store)} of {self._agent.device.capacity} stored"
 
 
 def _refusals(counts: Counter[str]) -> str:

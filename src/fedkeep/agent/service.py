@@ -25,7 +25,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, option
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.evaluation import judge
-from fedkeep.protocol import messages as told
+from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.wire import from_bytes, to_bytes
@@ -72,42 +72,42 @@ class Service:
                 self._listener.touch(connection)
                 send_frame(connection, to_bytes(self.answer(payload)))
         except RejectedError as refusal:
-            send_frame(connection, to_bytes(told.Failed(refusal.reason, refusal.detail)))
+            send_frame(connection, to_bytes(messages.Failed(refusal.reason, refusal.detail)))
 
-    def answer(self, payload: bytes) -> told.Reply:
+    def answer(self, payload: bytes) -> messages.Reply:
         """Return the reply to one request, or the reason why it cannot be met."""
         agent = self._agent
         try:
-            request: told.Request = from_bytes(payload, told.Request)
+            request: messages.Request = from_bytes(payload, messages.Request)
             match request:
-                case told.AskStatus():
+                case messages.AskStatus():
                     return summarise(agent)
-                case told.AskStored():
+                case messages.AskStored():
                     return stored_summary(agent)
-                case told.AskRefused():
-                    return told.RefusedRecords(tuple(agent.intake.refused))
-                case told.AskWhy(name, namespace):
+                case messages.AskRefused():
+                    return messages.RefusedRecords(tuple(agent.intake.refused))
+                case messages.AskWhy(name, namespace):
                     with agent.lock:
                         return self._reasons(name, namespace)
-                case told.Erase():
+                case messages.Erase():
                     return self._erase(request)
-            reply = told.reply_of(agent, self._evaluate, request)
-            if isinstance(reply, told.Profiled | told.EncryptedProfiled):
+            reply = messages.reply_of(agent, self._evaluate, request)
+            if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
                 terms = agreement_of(agent.config.method, agent.device.regions.count)
                 return structs.replace(reply, agreement=terms)
             return reply
         except RejectedError as refusal:
-            return told.Failed(refusal.reason, refusal.detail)
+            return messages.Failed(refusal.reason, refusal.detail)
         except FedkeepError as error:
-            return told.Failed("error", str(error))
+            return messages.Failed("error", str(error))
         except Exception as error:
             log.exception("a request could not be answered")
-            return told.Failed(
+            return messages.Failed(
                 "error", f"the agent could not do that ({type(error).__name__}); its log says more"
             )
 
-    def _erase(self, asked: told.Erase) -> told.Erased:
-        if asked == told.Erase():
+    def _erase(self, asked: messages.Erase) -> messages.Erased:
+        if asked == messages.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
         with self._agent.lock:
             notes = self._agent.store.notes()
@@ -125,9 +125,9 @@ class Service:
             if named is not None and (ids or not named & stored):
                 # Those that are gone already: their tombstones and traces in the log still count.
                 ids += sorted(self._gone(asked) - stored)
-            return told.Erased(self._agent.erase(ids))
+            return messages.Erased(self._agent.erase(ids))
 
-    def _gone(self, asked: told.Erase) -> set[int]:
+    def _gone(self, asked: messages.Erase) -> set[int]:
         """Return the numbers that are to be refused from now on, stored or not.
 
         Where a source is named, those of its namespace alone.
@@ -138,21 +138,21 @@ class Service:
             namespace = self._agent.ids.namespace(asked.source)
         return self._numbers(asked.id, namespace)
 
-    def _reasons(self, name: str, namespace: str | None) -> told.Reasons:
+    def _reasons(self, name: str, namespace: str | None) -> messages.Reasons:
         """Return the decisions on every sample whose id is written like this, oldest first."""
         store = self._agent.store
         numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
         found = {reason for id_ in numbers for reason in store.log.about(id_)}
         decisions = sorted(found, key=lambda reason: reason.time)
         stored = any(id_ in store.records for id_ in numbers)
-        return told.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
+        return messages.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
 
     def _numbers(self, name: str, namespace: str | None) -> set[int]:
         """Return the numbers of all ids that are written like this, here or in one namespace."""
         sources = {note.source for note in self._agent.store.records.values() if note.source}
         return self._agent.ids.matches(name, sources, namespace)
 
-    def _evaluate(self, model: Vector) -> told.Evaluated:
+    def _evaluate(self, model: Vector) -> messages.Evaluated:
         """Losses summed and labels right.
 
         On held-out samples where the operator gave some, else on what is stored.
@@ -170,7 +170,7 @@ class Service:
             part = slice(start, start + _CHUNK)
             losses, found = judge(learner, model, x[part], y[part])
             loss, right = loss + float(losses.sum()), right + int(found.sum())
-        return told.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
+        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -191,7 +191,7 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
     return x, y.astype(np.int64)
 
 
-def summarise(agent: Agent) -> told.Status:
+def summarise(agent: Agent) -> messages.Status:
     """Return the numbers that people and monitors ask for."""
     with agent.lock:
         device, store, gist = agent.device, agent.store, agent.device.gist
@@ -203,12 +203,12 @@ def summarise(agent: Agent) -> told.Status:
         known = None
         if gist is not None:
             taken = gist.nbytes + device.window.nbytes
-            known = told.GistStatus(gist.options.mode, gist.ess, device.window.count, taken)
+            known = messages.GistStatus(gist.options.mode, gist.ess, device.window.count, taken)
             if (did := gist.latest) is not None:
                 known = msgspec.structs.replace(
                     known, trust=did.beta, likeness=did.rho, reach=did.relative_norm
                 )
-        return told.Status(
+        return messages.Status(
             samples=len(scores),
             capacity=device.capacity,
             bytes=store.file.bytes_used,
@@ -230,7 +230,7 @@ def summarise(agent: Agent) -> told.Status:
         )
 
 
-def vitals(agent: Agent) -> told.DeviceStats:
+def vitals(agent: Agent) -> messages.DeviceStats:
     """Return the store in the few numbers that a fleet's page shows."""
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
@@ -241,10 +241,12 @@ def vitals(agent: Agent) -> told.DeviceStats:
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
     filled = tuple(labels[label] for label in range(agent.config.samples.labels))
     arrivals = kept + replaced + refused + counts["refreshed"]
-    return told.DeviceStats(labels.total(), filled, arrivals, kept, replaced, refused, gist=gist)
+    return messages.DeviceStats(
+        labels.total(), filled, arrivals, kept, replaced, refused, gist=gist
+    )
 
 
-def stored_summary(agent: Agent) -> told.StoredSummary:
+def stored_summary(agent: Agent) -> messages.StoredSummary:
     """Return what is stored, by label."""
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
@@ -254,9 +256,9 @@ def stored_summary(agent: Agent) -> told.StoredSummary:
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
         ages, size = [now - note.taken for note in found], len(found) * cell
         rows.append(
-            told.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages))
+            messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages))
         )
-    return told.StoredSummary(tuple(rows))
+    return messages.StoredSummary(tuple(rows))
 
 
 @dataclass(frozen=True)

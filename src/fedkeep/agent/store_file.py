@@ -365,12 +365,12 @@ def find_label(
 
 
 def _check_form(path: Path, found: Label, wanted: Label) -> None:
-    for name, said in (("shape", list), ("dtype", np.dtype)):
+    for name, form in (("shape", list), ("dtype", np.dtype)):
         now = wanted.form[name]
         before = found.form.get(name, now)
         if before != now:
             raise ConfigError(
-                f"{path} holds samples of {name} {said(before)}, not {said(now)}: set "
+                f"{path} holds samples of {name} {form(before)}, not {form(now)}: set "
                 "[samples] shape and dtype and "
                 "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"

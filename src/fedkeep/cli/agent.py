@@ -65,23 +65,23 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         if now.model_age_seconds is None
         else f"round {now.round}, {_duration(now.model_age_seconds)} old"
     )
-    said = [
+    lines = [
         f"samples  {now.samples} of {now.capacity}, labels {now.labels_held} of {now.labels}",
         f"bytes    {now.bytes} of {now.budget}, {now.sample_bytes} per sample",
         f"model    {age}",
         f"policy   {now.policy}, preset {now.preset}",
     ]
     if now.gist is not None:
-        said.append(f"gist     {gist(now.gist)}")
-    said += _privacy(now)
+        lines.append(f"gist     {gist(now.gist)}")
+    lines += _privacy(now)
     if now.stride > 1:
-        said.append(
+        lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
     if now.waiting:
-        said.append(f"waiting  {now.waiting}; nothing is valued until then")
-    said += [f"  {name:24} {count}" for name, count in now.counters.items()]
-    _print(*said)
+        lines.append(f"waiting  {now.waiting}; nothing is valued until then")
+    lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
+    _print(*lines)
 
 
 @agent.command()
@@ -104,10 +104,10 @@ def refused(socket: Socket = "fedkeep.sock") -> None:
     """Show the records that were refused last, as they came."""
     with AgentClient(socket, timeout=30) as client:
         records = client.refused()
-    said = [
+    lines = [
         f"{when(record.time)}  {record.source}  {record.reason}  {record.raw}" for record in records
     ]
-    _print(*said or ["none was refused since the agent started"])
+    _print(*lines or ["none was refused since the agent started"])
 
 
 @agent.command()
@@ -120,16 +120,16 @@ def why(
     with AgentClient(socket, timeout=30) as client:
         reasons = client.why(id_, namespace)
     numbers = reasons.ids or (reasons.id,)
-    said = [
+    lines = [
         f"  {when(decision.time)}  "
         + explain(decision, decision.id if decision.id in numbers else reasons.id)
         for decision in reasons.decisions
     ]
-    if not said:
+    if not lines:
         never = "" if reasons.stored else "it never came, or "
-        said = [f"  no decision on it is remembered: {never}too many came since"]
+        lines = [f"  no decision on it is remembered: {never}too many came since"]
     head = f"sample {id_} is {'stored' if reasons.stored else 'not stored'}"
-    _print(head, *said)
+    _print(head, *lines)
 
 
 @agent.command()

@@ -110,8 +110,8 @@ def _components(name: str) -> Iterator[RenderableType]:
         yield _described(f'name = "{name}"', find_component(own, name), [])
     for kind, members in COMPONENTS.items():
         if name in members:
-            said = _said(policy=name) if kind == "policy" else []
-            yield _described(f'{kind} = {{ name = "{name}" }}', members[name], said)
+            sentences = _said(policy=name) if kind == "policy" else []
+            yield _described(f'{kind} = {{ name = "{name}" }}', members[name], sentences)
     if name in _MODELS:
         yield _described(f'model = {{ name = "{name}" }}', None, [f"Needs: {_MODELS[name]}."])
     if name in PRESETS:
@@ -140,7 +140,7 @@ def _key(table: str, name: str) -> Iterator[RenderableType]:
         yield Padding(Text(about(TABLES[table]), style="dim"), (1, 0, 0, 2))
 
 
-def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
+def _described(title: str, cls: type[Any] | None, sentences: Iterable[str]) -> Group:
     parts: list[RenderableType] = [Text(title, style="bold")]
     if cls is not None:
         parts.append(Padding(Text(about(cls)), (0, 0, 0, 2)))
@@ -152,7 +152,7 @@ def _described(title: str, cls: type[Any] | None, said: Iterable[str]) -> Group:
                 Text(f"{key.text} ({key.takes})".strip()),
             )
         parts.append(Padding(table, (1, 0, 0, 2)))
-    return Group(*parts, *(Padding(Text(sentence), (0, 0, 0, 2)) for sentence in said))
+    return Group(*parts, *(Padding(Text(sentence), (0, 0, 0, 2)) for sentence in sentences))
 
 
 def _said(**wanted: str) -> list[str]:
@@ -169,4 +169,4 @@ def _said(**wanted: str) -> list[str]:
                     <= {"preset": preset, "policy": policy, "table": table, "key": key}.items()
                 ):
                     found.setdefault(of, []).append(f"{table}.{key} = {toml(value)}")
-    return [f"{of}: {', '.join(told)}." for of, told in found.items()]
+    return [f"{of}: {', '.join(values)}." for of, values in found.items()]

@@ -85,8 +85,8 @@ def plan(
         made = greedy.plan(fleet)
     shortfalls = [shortfall.tell(labels, devices) for shortfall in made.shortfalls]
     if as_json:
-        said = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
-        print(json.dumps({**said, "shortfalls": shortfalls}))
+        table = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
+        print(json.dumps({**table, "shortfalls": shortfalls}))
     else:
         _show(made, fleet, devices, labels, shortfalls)
 

@@ -112,9 +112,9 @@ def _issue(
     """
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    ca_key, issuer, said = key, subject, list[x509.ExtensionType]()
+    ca_key, issuer, extensions = key, subject, list[x509.ExtensionType]()
     if usage is None:
-        said += [x509.SubjectKeyIdentifier.from_public_key(key.public_key())]
+        extensions += [x509.SubjectKeyIdentifier.from_public_key(key.public_key())]
     else:
         loaded = serialization.load_pem_private_key((root / "ca.key").read_bytes(), password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
@@ -126,9 +126,9 @@ def _issue(
             x509.load_pem_x509_certificate((root / "ca.crt").read_bytes()).subject,
         )
         known = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-        said += [x509.ExtendedKeyUsage([usage]), known]
+        extensions += [x509.ExtendedKeyUsage([usage]), known]
     if hosts:
-        said.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
+        extensions.append(x509.SubjectAlternativeName([_alternative(host) for host in hosts]))
     now, authority = datetime.now(UTC), usage is None
     # Every key signs; the CA also signs certificates and revocation lists (the sixth and seventh).
     signs = x509.KeyUsage(True, False, False, False, False, authority, authority, False, False)
@@ -141,7 +141,7 @@ def _issue(
         )
         .add_extension(signs, critical=True)
     )
-    for extension in said:
+    for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     certificate = builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
     _write(root / f"{to}.key", _private(key, serialization.PrivateFormat.PKCS8), 0o600)

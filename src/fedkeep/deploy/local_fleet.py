@@ -114,7 +114,7 @@ class LocalFleet:
 
     def submit(self, app: Path, config: Settings) -> str:
         """Submit the app to the running SuperLink and return the run's number."""
-        return str(self._told(self.deployment.run(app, config))["run-id"])
+        return str(self._answer(self.deployment.run(app, config))["run-id"])
 
     def status(self, run: str) -> str:
         """Return the status of a run, e.g. `running` or `finished:completed`.
@@ -124,24 +124,24 @@ class LocalFleet:
         FedkeepError
             If the SuperLink does not answer, or does not know the run.
         """
-        runs = self._told(["flwr", "list", CONNECTION, "--run-id", run]).get("runs")
+        runs = self._answer(["flwr", "list", CONNECTION, "--run-id", run]).get("runs")
         if not runs:
             raise FedkeepError(f"the SuperLink does not know run {run}")
         return str(runs[0]["status"])
 
-    def _told(self, command: Sequence[str]) -> Any:
+    def _answer(self, command: Sequence[str]) -> Any:
         """Run a command of Flower's and return what it answers.
 
         It may end with success where it failed, and write a line about the SuperLink before.
         """
-        said = self.call([*command, "--format", "json"])
+        printed = self.call([*command, "--format", "json"])
         words = " ".join(command[:2])
         try:
-            answer = json.loads(said[said.index("{") : said.rindex("}") + 1])
+            answer = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
         except ValueError:
-            raise FedkeepError(f"`{words}` failed: {said[-800:]}") from None
+            raise FedkeepError(f"`{words}` failed: {printed[-800:]}") from None
         if not answer.get("success", True):
-            why = answer.get("error-message") or answer.get("error_message") or said[-800:]
+            why = answer.get("error-message") or answer.get("error_message") or printed[-800:]
             raise FedkeepError(f"`{words}` failed: {str(why).strip()}")
         return answer
 
@@ -165,13 +165,13 @@ class LocalFleet:
         )
         printed = done.stdout + done.stderr
         if done.returncode and not may_fail:
-            said = f"`{' '.join(command[:3])}` failed: {printed[-800:]}"
+            reason = f"`{' '.join(command[:3])}` failed: {printed[-800:]}"
             link = self.processes.get("superlink")
             if link is not None and link.poll() is not None:
-                said += (
+                reason += (
                     f"\nthe SuperLink has ended ({link.returncode}): {self.log('superlink')[-500:]}"
                 )
-            raise FedkeepError(said)
+            raise FedkeepError(reason)
         return printed
 
     def kill(self, name: str) -> None:

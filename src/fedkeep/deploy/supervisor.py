@@ -158,10 +158,10 @@ def last_words(path: Path) -> str:
     except OSError as error:
         return os.strerror(error.errno or errno.EIO)
     plain = _COLOUR.sub("", text)
-    said = [line.strip() for line in plain.splitlines() if any(c.isalnum() for c in line)]
-    said = said[-_REASON_LINES:]
-    errors = [line for line in said if _ERROR.search(line)]
-    return (errors or said or [""])[-1].removeprefix("fedkeep: ")[:_REASON_LENGTH]
+    lines = [line.strip() for line in plain.splitlines() if any(c.isalnum() for c in line)]
+    lines = lines[-_REASON_LINES:]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return (errors or lines or [""])[-1].removeprefix("fedkeep: ")[:_REASON_LENGTH]
 
 
 def main(arguments: list[str]) -> int:

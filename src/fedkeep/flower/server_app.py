@@ -193,12 +193,12 @@ def refuse_saved_changes(app: Path, config: UserConfig, anew: str) -> None:
     anew : str
         What to do to begin anew, as the end of a sentence.
     """
-    said = read_toml(app / "pyproject.toml")
+    table = read_toml(app / "pyproject.toml")
     for key in ("tool", "flwr", "app", "config"):
-        said = said.get(key, {})
-    tables = tables_of(dict(flat(said)) | config)
+        table = table.get(key, {})
+    tables = tables_of(dict(flat(table)) | config)
     state = build(StateOptions, table_of(tables, "state"), "state")
-    if isinstance(said.get("samples"), dict) and state.url:
+    if isinstance(table.get("samples"), dict) and state.url:
         refuse_changes(parse_fleet(fleet_tables(tables)), state.url, state.run, anew)
 
 
@@ -242,8 +242,8 @@ def open_strategy(
 
     Keywords are keys of `rounds` that the app knows better than its run config.
     """
-    said = _deployment(tables_of(run_config), server.aggregation)
-    privacy, state, planner = said["privacy"], said["state"], None
+    options = _deployment(tables_of(run_config), server.aggregation)
+    privacy, state, planner = options["privacy"], options["state"], None
     if privacy.profile_protection == "homomorphic":
         raise ConfigError(
             "privacy.profiles = 'homomorphic' is for `fedkeep run`: set 'sealed' for a fleet"
@@ -254,7 +254,7 @@ def open_strategy(
                 "privacy.encrypted_profiles needs limits: the key-holder caps rates and "
                 "capacities; remove limits.enabled = false"
             )
-        planner = RemotePlanner(said["keyholder"].client(), server.coordinator)
+        planner = RemotePlanner(options["keyholder"].client(), server.coordinator)
         server.discard_plan()
     store = StateStore(state.url, state.run) if state.url else None
     sums = (
@@ -263,7 +263,7 @@ def open_strategy(
         else None
     )
     strategy = FedkeepStrategy(
-        server, replace(said["rounds"], **rounds), store, sums, planner,
+        server, replace(options["rounds"], **rounds), store, sums, planner,
         agreement=agreement, specification=specification,
     )  # fmt: skip
     if state.resume:
@@ -272,33 +272,35 @@ def open_strategy(
         raise ConfigError(
             f"run '{state.run}' is saved already: set state.resume=true, or another state.run"
         )
-    if header is not None and (directory := said["records"].directory):
+    if header is not None and (directory := options["records"].directory):
         strategy.recorder = FleetRecorder(Path(directory) / f"{state.run}.jsonl", header)
-    if said["metrics"].port:
+    if options["metrics"].port:
         strategy.metrics = ServerMetrics()
-        strategy.metrics.serve(said["metrics"])
+        strategy.metrics.serve(options["metrics"])
     return strategy
 
 
 def _deployment(tables: Table, aggregation: Aggregator) -> dict[str, Any]:
     """Return the options of how a fleet is run; raise where one is wrong or excludes another."""
-    said = {key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()}
+    options = {
+        key: build(options, table_of(tables, key), key) for key, options in _DEPLOYMENT.items()
+    }
     if "participation" in table_of(tables, "rounds"):
         raise ConfigError(
             "set 'train.participation', not 'rounds.participation': it is part of what a fleet does"
         )
-    privacy = said["privacy"]
+    privacy = options["privacy"]
     refuse_conflicts(privacy, aggregation)
     silent = privacy.on_exhausted == "absent" or "model" in privacy.protect
-    if said["rounds"].deterministic and privacy.epsilon is not None and silent:
+    if options["rounds"].deterministic and privacy.epsilon is not None and silent:
         raise ConfigError(
             "a device whose privacy budget is spent stays away, and 'rounds.deterministic' would "
             "wait for it for ever: set rounds.deterministic=false, or protect the estimator only, "
             'with when-spent="without-estimator"'
         )
-    if said["state"].resume and not said["state"].url:
+    if options["state"].resume and not options["state"].url:
         raise ConfigError("'state.resume' needs 'state.url': where the saved run lies")
-    return said
+    return options
 
 
 def make_app(
@@ -315,19 +317,19 @@ def make_app(
             merged(_ALWAYS_SAID, read_toml(source)), tables_of(config_of(merged(defaults, changes)))
         )
     else:
-        said = read_toml(source / "pyproject.toml")
+        table = read_toml(source / "pyproject.toml")
         for key in ("tool", "flwr", "app", "config"):
-            said = said.get(key, {})
+            table = table.get(key, {})
         known, config = (
-            dict(flat(said)),
-            config_of(merged({k: v for k, v in defaults.items() if k in said}, changes)),
+            dict(flat(table)),
+            config_of(merged({k: v for k, v in defaults.items() if k in table}, changes)),
         )
         for key in (*config, "state.resume"):
             if key not in known:
                 raise ConfigError(
                     f"the app in {source} has no key '{key}': {did_you_mean(key, known)}"
                 )
-        if not isinstance(said.get("samples"), dict):  # an app that only has its own tables
+        if not isinstance(table.get("samples"), dict):  # an app that only has its own tables
             return source, config
         tables = fleet_tables(tables_of(known | config))
     sys.path.insert(0, str(source))  # where Flower finds what an app names
