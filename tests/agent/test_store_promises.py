@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +380,7 @@ def test_keys_are_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
     held = held_by(assembly)
     path = tmp_path / "a.store"
     done = subprocess.run(
-        ["fedkeep", "agent", "store", "rekey", str(path), "--plain"],
+        [sys.executable, "-m", "fedkeep", "agent", "store", "rekey", str(path), "--plain"],
         check=False,
         capture_output=True,
         text=True,
