@@ -1,8 +1,10 @@
 """The agent: one device, its durable store, and the loop that values, keeps and commits."""
 
 import logging
+import math
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +13,8 @@ from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, queue_li
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.label_names import LabelNames
 from fedkeep.agent.pacing import CommitPacer
-from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.payloads import PayloadError
+from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verdict
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
@@ -20,7 +23,7 @@ from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult, Stateful
 from fedkeep.core.state import snapshot_parts, strip_prefix
-from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
+from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.messages import ProfileRequest
 
@@ -48,7 +51,12 @@ class Agent:
     """
 
     def __init__(
-        self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
+        self,
+        device: Device,
+        store: DurableStore,
+        reserve: int,
+        config: "AgentConfig",
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
@@ -70,6 +78,8 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self.decode = decode
+        """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
@@ -207,6 +217,8 @@ class Agent:
             by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
         for source, group in by_source.items():
             self.store.source = source
+            if self.decode is not None:
+                self._make_numbers(group)
             batch, sound, refused = screen(
                 group,
                 form,
@@ -217,7 +229,7 @@ class Agent:
                 self.store.records,
             )
             for arrival, reason in refused:
-                if reason not in ("shape", "erased"):
+                if arrival.x is not None and reason != "erased":
                     self.intake.refuse(
                         reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
                     )
@@ -226,6 +238,7 @@ class Agent:
                 for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
                 if (name := written_id(arrival.id)) != str(id_)
             }
+            self._note_beside(batch, sound)
             fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
             fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
             self.counters["seen"] += len(group)
@@ -236,6 +249,33 @@ class Agent:
             ]
         spent = (time.perf_counter() - start) / len(arrivals)
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
+
+    def _make_numbers(self, arrivals: list[Arrival]) -> None:
+        """Decode files; one that is none of the decoder's gets the reason instead of numbers."""
+        assert self.decode is not None
+        for arrival in arrivals:
+            if arrival.x is None:
+                continue
+            arrival.payload, arrival.x = arrival.x, None
+            try:
+                arrival.x = self.decode(arrival.payload)
+            except PayloadError as error:
+                arrival.wrong = error.reason
+                shown = f"{written_id(arrival.id)}: {len(arrival.payload)} bytes: {error}"
+                self.intake.refuse(error.reason, arrival.source, shown, count=0)
+
+    def _note_beside(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        """Give the store what is kept beside the numbers of a batch: own times, and files."""
+        now = self.store.clock.wall()
+        behind, ahead = self.config.samples.latest_days * DAY, self.config.store.tolerance
+        self.store.times, self.store.payloads = {}, {}
+        for id_, arrival in zip(batch.ids.tolist(), arrivals, strict=True):
+            if arrival.payload is not None:
+                self.store.payloads[id_] = arrival.payload
+            if not math.isnan(arrival.time):
+                self.store.times[id_] = arrival.time
+                if not now - behind <= arrival.time <= now + ahead:
+                    self.counters["time.doubted"] += 1
 
     def _take_in(self, batch: Batch) -> list[str]:
         """Value and store what is worth it; returns what became of each sample.
@@ -365,12 +405,13 @@ class Agent:
         So is what a damaged file gave back though it was erased.
         """
         with self.lock:
-            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
+            days, erased = self.config.store.ttl_days, self.tombstones.ids
+            clock = self.store.clock
             clock.look()
             expired = [
                 id_
                 for id_, note in self.store.records.items()
-                if (days and clock.age(note.taken, note.wall) > days * DAY) or id_ in erased
+                if (days and self._age(note) > days * DAY) or id_ in erased
             ]
             if not expired or not self.commit(whole=False):
                 return 0
@@ -380,6 +421,16 @@ class Agent:
             self.counters["expired"] += removed
             discard_copies(self.store_path)
         return len(expired)
+
+    def _age(self, note: SampleMetadata) -> float:
+        """Return for how many seconds a sample has certainly been there.
+
+        Its own time may make it older than its arrival, as far as that is believed, never younger.
+        """
+        begun = note.wall
+        if note.wall - self.config.samples.latest_days * DAY <= note.time < note.wall:
+            begun = note.time
+        return self.store.clock.age(note.taken, begun)
 
     def erase(self, ids: list[int]) -> int:
         """Remove samples from file, log and free space.

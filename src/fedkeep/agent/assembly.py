@@ -16,11 +16,13 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.payloads import PayloadDecoder
 from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
 from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import (
+    EXTRA_BYTES,
     NAME_BYTES,
     Opened,
     StoreLayout,
@@ -69,6 +71,7 @@ _ARRAY_HEAD_BYTES = 48
 """What the file writes of an array beside its numbers, on average."""
 _POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
+_LARGEST_PAYLOAD = 1 << 26
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
 
@@ -111,6 +114,17 @@ class SampleOptions:
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all \
 others for ever."""
+    decoder: str | None = None
+    """What makes numbers of samples that are files, kept byte for byte: `image` (JPEG, PNG), \
+`audio` (WAV, FLAC), `npy`, or `module:function` from bytes to an array; None: they are numbers."""
+    payload_bytes: int = 65_536
+    """The longest such file; a longer one is refused as `oversized`."""
+    decoded_numbers: int = 16_000_000
+    """One that would decode to more numbers, such as pixels times colours, is refused before it \
+is decoded."""
+    latest_days: float = 7.0
+    """How much later than its own time a sample may come; one that says more, or that it is of \
+the future, has a wrong clock: its age counts from its arrival."""
     names: tuple[str, ...] = ()
     """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 0.0
@@ -119,7 +133,13 @@ kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)
-        check_range(self, "outlier", least=0)
+        check_range(self, "outlier", "latest_days", least=0)
+        check_range(self, "payload_bytes", least=64, most=_LARGEST_PAYLOAD)
+        check_range(self, "decoded_numbers", least=1, most=_MOST_NUMBERS)
+        if self.decoder is not None and self.dtype != "float32":
+            raise ValueError(
+                "dtype is of numbers, and with a decoder the files are stored: leave it out"
+            )
         check_range(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
@@ -155,9 +175,18 @@ class AgentConfig:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
         names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
-        store = self.store
+        store, is_file = self.store, self.samples.decoder is not None
+        extra = EXTRA_BYTES * is_file if store.extra_bytes is None else store.extra_bytes
         return SampleForm(
-            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
+            dtype,
+            self.samples.shape,
+            store.encoding,
+            store.deflate_to,
+            discounts,
+            names,
+            extra,
+            self.samples.payload_bytes if is_file else None,
+            store.typical_bytes,
         )
 
 
@@ -206,8 +235,25 @@ def parse_config(table: Table) -> AgentConfig:
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
     check_names(config.sources)
+    _check_payloads(config)
     config.form.codec()  # says whether what is asked of it can be
     return config
+
+
+def _check_payloads(config: AgentConfig) -> None:
+    """Rejects options of the store for numbers where samples are files, and the reverse."""
+    is_file, store = config.samples.decoder is not None, config.store
+    if is_file and (store.encoding is not None or store.deflate_to is not None):
+        raise ConfigError(
+            "[store] encoding and deflate_to are for numbers: with [samples] decoder the files are "
+            "kept as they came"
+        )
+    if store.typical_bytes is not None and not is_file:
+        raise ConfigError(
+            "[store] typical_bytes is for files: set [samples] decoder, or leave it out"
+        )
+    if (store.typical_bytes or 0) > config.samples.payload_bytes:
+        raise ConfigError("[store] typical_bytes must be at most [samples] payload_bytes")
 
 
 def _check_device_keys(table: Table) -> None:
@@ -237,17 +283,28 @@ def assemble(config: AgentConfig) -> Agent:
         state = _state_bytes(_state_spec(chosen, learner, privacy))
         return plan(options, chosen.form, state)
 
-    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    decode = _decoder(config.samples)
+    extra = config.form.extra_bytes
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity, extra))
     layout, spec = layout_of(config.store), _state_spec(config, learner, privacy)
-    opened = open_file(layout, labels, _model_name(config.model))
+    opened = open_file(layout, labels, _model_name(config.model), config.samples.names)
     try:
         index = _memory_store(config)
-        clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
+        clock = AgeClock(config.store.tolerance)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
-        store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
+        store = DurableStore(
+            opened.file,
+            index,
+            config.form,
+            decisions,
+            clock,
+            layout.capacity,
+            layout.sample_cells,
+            decode,
+        )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         device = _make_device(config, learner, store, layout.capacity, draw_seed)
-        agent = Agent(device, store, layout.reserve, config)
+        agent = Agent(device, store, layout.reserve, config, decode)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         damaged = bool(opened.file.damage)
         if privacy is not None:
@@ -259,6 +316,13 @@ def assemble(config: AgentConfig) -> Agent:
         opened.file.disk.close()
         raise
     return agent
+
+
+def _decoder(samples: SampleOptions) -> PayloadDecoder | None:
+    """Return what makes numbers of files, where samples are files."""
+    if samples.decoder is None:
+        return None
+    return PayloadDecoder(samples.decoder, samples.shape, samples.decoded_numbers)
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:

@@ -3,7 +3,9 @@
 The core's in-memory store decides, this one makes its decisions survive a power cut.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -17,12 +19,12 @@ from fedkeep.agent.record import (
     SampleForm,
     SampleMetadata,
     Verdict,
-    join_name,
-    split_name,
+    join_content,
+    split_content,
 )
 from fedkeep.agent.retention import AgeClock
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.protocols import OfferResult, Outcome
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
+from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.encoding import SampleCodec
@@ -67,9 +69,11 @@ class DurableStore:
         log: DecisionLog,
         clock: AgeClock,
         capacity: int,
+        sample_cells: int = 0,
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
-        self.stored, self.ranks = index.stored, index.ranks
+        self.ranks = index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
         self.log, self.clock = log, clock
         self.model_version = -1
@@ -80,7 +84,16 @@ class DurableStore:
         """What the samples of that batch were called, by their ids, where the id is not the name
         itself.
         """
+        self.times: dict[int, float] = {}
+        """The own times of the records of that batch, by their ids."""
+        self.payloads: dict[int, bytes] = {}
+        """The files of that batch, by their ids, where samples are files."""
         self.name_bytes = form.name_bytes
+        self._form, self._decode = form, decode
+        self._sample_cells, self._used_cells = sample_cells, 0
+        """How many cells the samples may take, and take; counted where samples are files."""
+        self._files: dict[int, bytes] = {}
+        """The files that are stored, by their samples' ids."""
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -116,7 +129,12 @@ class DurableStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples; what is kept is written by the next commit."""
-        outcome = self._index.offer(batch, regions, scores, arrivals)
+        if self._decode is not None:
+            # The files are kept, and the numbers made again when they are wanted.
+            slim = Batch(np.zeros((len(batch), 0), np.float32), batch.y, batch.ids)
+            outcome = self._index.offer(slim, regions, scores, arrivals)
+        else:
+            outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
         self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
@@ -138,17 +156,14 @@ class DurableStore:
                     int(regions[i]),
                     0,
                     self.names.get(known[0], "") if self.name_bytes else "",
+                    self.times.get(known[0], math.nan) if self._form.extra_bytes else math.nan,
                 ]
             )
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
-                row = (
-                    self._settled.get(batch.x[i].tobytes())
-                    or self.codec.encode(batch.x[i : i + 1])[0]
-                )
-                content = join_name(row, note.name, self.name_bytes)
+                content = join_content(self._row(batch, i), note, self._form)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 sources = [*self._sources, self.source]
                 if (
@@ -156,7 +171,105 @@ class DurableStore:
                     and len("\n".join(sources).encode()) <= SOURCE_NAMES
                 ):
                     self._sources, self.readable = sources, False
+        if self._decode is not None:
+            self._fit(batch, outcome)
         return outcome
+
+    def _row(self, batch: Batch, place: int) -> bytes:
+        """Return a sample of a batch as it is stored."""
+        if self._decode is not None:
+            id_ = int(batch.ids[place])
+            self._files[id_] = self.payloads[id_]
+            self._used_cells += self._cells(self.payloads[id_])
+            return self.payloads[id_]
+        x = batch.x[place : place + 1]
+        return self._settled.get(x[0].tobytes()) or self.codec.encode(x)[0]
+
+    def _cells(self, payload: bytes) -> int:
+        """Return the cells that a file takes at most."""
+        rest = self._form.content_bytes - (self._form.payload_bytes or 0)
+        return -(-(META_BYTES + len(payload) + rest) // self.file.room)
+
+    def _fit(self, batch: Batch, outcome: Outcome) -> None:
+        """Let the samples go that rank lowest while their files take more than there is."""
+        if self._used_cells <= self._sample_cells:
+            return
+        places = {id_: place for place, id_ in enumerate(batch.ids.tolist())}
+        going = []
+        beyond = self._used_cells - self._sample_cells
+        for id_ in self._lowest_first():
+            beyond -= self._cells(self._files[id_])
+            going.append(id_)
+            if id_ in places:
+                outcome.results[places[id_]] = OfferResult.REFUSED
+            if beyond <= 0:
+                break
+        self._remove(going, Verdict.DROPPED)
+
+    def _lowest_first(self) -> list[int]:
+        """Return the stored samples in the order in which they make way for larger files.
+
+        Always one of the region that holds the most bytes, so that no label pays for another's.
+        """
+        ranks = self.ranks()
+        order = np.lexsort((ranks["arrivals"], ranks["effective"], ranks["tiers"])).tolist()
+        ids, regions = ranks["ids"].tolist(), ranks["regions"].tolist()
+        waiting: dict[int, list[int]] = {}
+        for place in reversed(order):
+            waiting.setdefault(regions[place], []).append(ids[place])
+        held = {
+            region: sum(len(self._files[id_]) for id_ in own) for region, own in waiting.items()
+        }
+        found = []
+        while any(waiting.values()):
+            fullest = max((r for r in waiting if waiting[r]), key=lambda region: held[region])
+            found.append(waiting[fullest].pop())
+            held[fullest] -= len(self._files[found[-1]])
+        return found
+
+    def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first; the numbers of files are made anew."""
+        found = self._index.stored()
+        if self._decode is None:
+            return found
+        return replace(found, batch=replace(found.batch, x=self.samples(found.batch.ids.tolist())))
+
+    def samples(self, ids: Sequence[int]) -> AnyArray:
+        """Return the numbers of stored files.
+
+        Raises
+        ------
+        RejectedError
+            If one can no longer be decoded.
+        """
+        assert self._decode is not None
+        x = np.zeros((len(ids), *self._form.shape), np.float32)
+        for place, id_ in enumerate(ids):
+            try:
+                x[place] = self._decode(self._files[id_])
+            except FedkeepError as error:
+                name = self.records[id_].name or str(id_)
+                raise RejectedError(
+                    "payload",
+                    f"the decoder no longer reads the stored sample {name} ({error}): set "
+                    f"[samples] decoder as it was, or `fedkeep agent erase --id {name}`",
+                ) from None
+        return x
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the budget that one stored sample takes; of files, on average."""
+        cell = self.file.geometry.cell_size
+        return cell * self._used_cells // max(1, len(self._files)) if self._files else cell
+
+    def bytes_of(self, note: SampleMetadata) -> int:
+        """Bytes of the budget that a stored sample takes."""
+        payload = self._files.get(note.id)
+        return self.file.geometry.cell_size * (1 if payload is None else self._cells(payload))
+
+    def payload(self, id_: int) -> bytes | None:
+        """Return the file of a stored sample, where samples are files."""
+        return self._files.get(id_)
 
     def rescore(self, scores: Scores) -> list[int]:
         """Rank what is stored anew; returns the ids of what was dropped."""
@@ -185,7 +298,12 @@ class DurableStore:
         if quotas is None or not self._index.would_hold(held, quotas):
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
-        x = self.codec.decode([self._samples[note.id] for note in notes])
+        if self._decode is not None:
+            self._files = self._samples
+            self._used_cells = sum(map(self._cells, self._files.values()))
+            x: AnyArray = np.zeros((len(notes), 0), np.float32)
+        else:
+            x = self.codec.decode([self._samples[note.id] for note in notes])
         y = np.array([note.label for note in notes], dtype=np.int64)
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._samples, self._ranks = {}, {}
@@ -231,14 +349,18 @@ class DurableStore:
 
         Returns how many there were.
         """
-        gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
+        gone = [id_ for id_ in ids if id_ in self.records]
+        self.log.forget(np.array(gone, dtype=np.int64))
+        return len(self._remove(gone, verdict))
+
+    def _remove(self, ids: list[int], verdict: Verdict) -> list[int]:
+        """Take samples out of memory; the next commit takes them out of the file."""
         state = self._index.snapshot()
-        keep = ~np.isin(state["ids"], gone)
+        keep = ~np.isin(state["ids"], np.array(ids, dtype=np.int64))
         state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
         self._index.restore(state)
         self._settled = {}
-        self.log.forget(gone)
-        return len(self._let_go(gone.tolist(), verdict))
+        return self._let_go(ids, verdict)
 
     def load(self, blobs: list[Blob]) -> State:
         """Take over what a file holds.
@@ -247,6 +369,7 @@ class DurableStore:
         """
         self.records, self._blobs = {}, {}
         self._samples, self.staged = {}, {}
+        self._files, self._used_cells = {}, 0
         newest = record.newest_of(blobs)
         self._obsolete = sorted(
             {blob.number for blob in blobs} - {blob.number for blob in newest.values()}
@@ -257,10 +380,9 @@ class DurableStore:
         self._sources = restore_codec(self.codec, state, newest)
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
-            note = record.decode_note(blob, self._sources)
-            row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
+            row, note = split_content(blob, record.decode_note(blob, self._sources), self._form)
             self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0, name=name
+                region=note.label if self._index.regions > 1 else 0
             )
             self._blobs[note.id], self._samples[note.id] = blob.number, row
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
@@ -320,6 +442,8 @@ class DurableStore:
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
+        if (payload := self._files.pop(id_, None)) is not None:
+            self._used_cells -= self._cells(payload)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:

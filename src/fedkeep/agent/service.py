@@ -19,9 +19,11 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.agent.agent import Agent
+from fedkeep.agent.assembly import SampleOptions
 from fedkeep.agent.connections import Listener
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
+from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.evaluation import judge
@@ -109,6 +111,7 @@ class Service:
     def _erase(self, asked: messages.Erase) -> messages.Erased:
         if asked == messages.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
+        label = label_number(self._agent.config.samples, asked.label)
         with self._agent.lock:
             notes = self._agent.store.notes()
             named = None if asked.id is None else self._numbers(asked.id, asked.namespace)
@@ -116,7 +119,7 @@ class Service:
                 note.id
                 for note in notes
                 if (named is None or note.id in named)
-                and asked.label in (None, note.label)
+                and label in (None, note.label)
                 and asked.source in (None, note.source)
                 and (asked.since is None or note.wall >= asked.since)
                 and (asked.until is None or note.wall <= asked.until)
@@ -224,10 +227,27 @@ def summarise(agent: Agent) -> messages.Status:
             labels=agent.config.samples.labels,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
-            sample_bytes=store.file.geometry.cell_size,
+            sample_bytes=store.sample_bytes,
             gist=known,
             waiting=agent.waiting,
+            label_names=agent.config.samples.names,
         )
+
+
+def label_number(samples: SampleOptions, label: int | str | None) -> int | None:
+    """Return the number of a label that is given by number or name.
+
+    >>> label_number(SampleOptions((2,), 2, names=("ok", "worn")), "worn")
+    1
+    """
+    if not isinstance(label, str):
+        return label
+    if label in samples.names:
+        return samples.names.index(label)
+    if label.isdecimal() and len(label) < 10:
+        return int(label)
+    known = did_you_mean(label, samples.names) if samples.names else "labels have numbers here"
+    raise RejectedError("label", f"there is no label '{label}': {known}")
 
 
 def vitals(agent: Agent) -> messages.DeviceStats:
@@ -250,13 +270,24 @@ def stored_summary(agent: Agent) -> messages.StoredSummary:
     """Return what is stored, by label."""
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
-    cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
+        bytes_of = agent.store.bytes_of
+    rows, label_of, names = [], attrgetter("label"), agent.config.samples.names
     for label, same in groupby(sorted(notes, key=label_of), label_of):
         found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
-        ages, size = [now - note.taken for note in found], len(found) * cell
+        ages, size = [now - note.taken for note in found], sum(map(bytes_of, found))
         rows.append(
-            messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages))
+            messages.LabelSummary(
+                label,
+                len(found),
+                size,
+                low,
+                middle,
+                high,
+                max(ages),
+                min(ages),
+                names[label] if names else "",
+            )
         )
     return messages.StoredSummary(tuple(rows))
 

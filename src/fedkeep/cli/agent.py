@@ -2,16 +2,18 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedkeep.agent.assembly import read_config
-from fedkeep.cli.agent_store import store, when
+from fedkeep.cli.agent_store import label_name, store, when
 from fedkeep.core.errors import ConfigError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.messages import Erase, GistStatus, Reason, Status
@@ -95,7 +97,8 @@ def show(socket: Socket = "fedkeep.sock") -> None:
     for row in summary.labels:
         values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
         ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
-        table.add_row(str(row.label), str(row.count), str(row.bytes), *values, *ages)
+        label = printable(row.name) if row.name else str(row.label)
+        table.add_row(escape(label), str(row.count), str(row.bytes), *values, *ages)
     Console().print(table, *_privacy(now), sep="\n")
 
 
@@ -118,11 +121,11 @@ def why(
 ) -> None:
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
-        reasons = client.why(id_, namespace)
+        reasons, names = client.why(id_, namespace), client.status().label_names
     numbers = reasons.ids or (reasons.id,)
     lines = [
         f"  {when(decision.time)}  "
-        + explain(decision, decision.id if decision.id in numbers else reasons.id)
+        + explain(decision, decision.id if decision.id in numbers else reasons.id, names)
         for decision in reasons.decisions
     ]
     if not lines:
@@ -135,7 +138,9 @@ def why(
 @agent.command()
 def erase(
     id_: Annotated[str | None, typer.Option("--id", help="The sample of this id.")] = None,
-    label: Annotated[int | None, typer.Option(help="All samples of this label.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="All samples of this label, by number or name.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="All samples from this source.")] = None,
     since: Annotated[
         datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
@@ -185,14 +190,15 @@ def gist(now: GistStatus) -> str:
     return f"{now.name}, {known}{did}; {now.arrivals} arrivals to be taken in, {now.bytes} bytes"
 
 
-def explain(decision: Reason, id_: int) -> str:
-    """One decision as a sentence."""
+def explain(decision: Reason, id_: int, names: Sequence[str] = ()) -> str:
+    """One decision as a sentence; `names` are those of the labels."""
+    label = label_name(decision.label, names)
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     kind, way, full = "value", "", ""
     if decision.policy == "balanced-reservoir":
         kind, full = (
             "random key",
-            f": label {decision.label} had its slots, with higher keys in all of them",
+            f": label {label} had its slots, with higher keys in all of them",
         )
         way = (
             ": the label most above its target gave its lowest key away, "
@@ -204,7 +210,7 @@ def explain(decision: Reason, id_: int) -> str:
     if decision.id != id_:
         return f"replaced by sample {decision.id}{score} {under}{way}"
     sentences = {
-        "kept": f"kept{score}: there was room for label {decision.label}, {under}",
+        "kept": f"kept{score}: there was room for label {label}, {under}",
         "replaced": (
             f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
         ),

@@ -103,7 +103,8 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     """Remove all samples that match every condition given; answered by `Erased`."""
 
     id: str | None = None
-    label: int | None = None
+    label: int | str | None = None
+    """Its number, or its name."""
     source: str | None = None
     since: float | None = None
     until: float | None = None
@@ -236,6 +237,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """None of a device without a gist."""
     waiting: str = ""
     """Why nothing is valued at present; empty while arrivals are."""
+    label_names: tuple[str, ...] = ()
+    """Of the labels by number, where they have some."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -249,6 +252,8 @@ class LabelSummary(msgspec.Struct, frozen=True):
     highest: float
     oldest_seconds: float
     newest_seconds: float
+    name: str = ""
+    """Of the label, where it has one."""
 
 
 class StoredSummary(msgspec.Struct, frozen=True, tag=True):
