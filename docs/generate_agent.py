@@ -7,6 +7,7 @@ from typing import Any
 from fedkeep.agent.assembly import AgentOptions, SampleOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.agent.store_file import StoreOptions
+from fedkeep.agent.uploads import UploadOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import GistOptions
@@ -24,6 +25,7 @@ TABLES: dict[str, type[Any]] = {
     "[weights]": Weighting,
     "[privacy]": PrivacyOptions,
     "[metrics]": MetricsOptions,
+    "[upload]": UploadOptions,
 }
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
 """Keys of these tables that are an experiment's or the server's; an agent rejects them."""

@@ -29,6 +29,7 @@ from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
+    from fedkeep.agent.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -78,6 +79,8 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self.uploads: Uploads | None = None
+        """What leaves the device by consent; None: no sample does."""
         self.decode = decode
         """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)

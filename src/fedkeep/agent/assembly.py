@@ -32,6 +32,7 @@ from fedkeep.agent.store_file import (
     open_file,
     plan,
 )
+from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store
 from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
@@ -163,6 +164,7 @@ class AgentConfig:
     samples: SampleOptions
     store: StoreOptions
     metrics: MetricsOptions
+    upload: UploadOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
@@ -312,6 +314,8 @@ def assemble(config: AgentConfig) -> Agent:
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
             device.set_model(learner.initial(0))
+        if config.upload.enabled:
+            agent.uploads = Uploads(agent)
     except BaseException:
         opened.file.disk.close()
         raise

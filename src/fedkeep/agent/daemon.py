@@ -13,14 +13,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.agent.assembly import AgentConfig, assemble
 from fedkeep.agent.service import Service, serve_metrics
+from fedkeep.agent.uploads import Uploads
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,20 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(agent)))
         introduce(agent)
+        if agent.uploads is not None:
+            stack.enter_context(_uploading(agent.uploads))
         _value(agent, stop, until_sources_end=until_sources_end)
+
+
+@contextmanager
+def _uploading(uploads: Uploads) -> Iterator[None]:
+    """Send samples in a thread of its own, for as long as the block lasts."""
+    stopped = threading.Event()
+    threading.Thread(target=uploads.run, args=(stopped,), name="uploads", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
 
 
 def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:

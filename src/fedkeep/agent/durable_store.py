@@ -267,6 +267,23 @@ class DurableStore:
         payload = self._files.get(note.id)
         return self.file.geometry.cell_size * (1 if payload is None else self._cells(payload))
 
+    def numbers(self, id_: int) -> AnyArray:
+        """Return the numbers of a stored sample."""
+        if self._decode is not None:
+            return np.asarray(self.samples([id_])[0])
+        batch = self.stored().batch
+        return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
+
+    def content(self, id_: int) -> bytes:
+        """Return the file of a stored sample, or its numbers as little-endian float32."""
+        payload = self._files.get(id_)
+        return self.numbers(id_).astype("<f4").tobytes() if payload is None else payload
+
+    def arrivals(self) -> dict[int, int]:
+        """Return the arrival number of each stored sample, by which `notes` are in order."""
+        ranks = self.ranks()
+        return dict(zip(ranks["ids"].tolist(), ranks["arrivals"].tolist(), strict=True))
+
     def payload(self, id_: int) -> bytes | None:
         """Return the file of a stored sample, where samples are files."""
         return self._files.get(id_)

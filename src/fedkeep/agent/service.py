@@ -4,6 +4,7 @@ Its local API, one message after another on a Unix socket, and its metrics.
 """
 
 import logging
+import math
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from msgspec import structs
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import SampleOptions
 from fedkeep.agent.connections import Listener
+from fedkeep.agent.record import SampleMetadata
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.registry import did_you_mean
@@ -41,6 +43,8 @@ _CONNECTIONS = 32
 _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
+_PULLED, _PULLED_BYTES = 256, 4 << 20
+"""Samples and bytes that are given out at a time."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
 _GIST = {
@@ -93,6 +97,10 @@ class Service:
                         return self._reasons(name, namespace)
                 case messages.Erase():
                     return self._erase(request)
+                case messages.Pull():
+                    return self._pull(request)
+                case messages.Upload(selection):
+                    return self._upload(selection)
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
                 terms = agreement_of(agent.config.method, agent.device.regions.count)
@@ -129,6 +137,64 @@ class Service:
                 # Those that are gone already: their tombstones and traces in the log still count.
                 ids += sorted(self._gone(asked) - stored)
             return messages.Erased(self._agent.erase(ids))
+
+    def _selected(self, asked: messages.Selection) -> list[SampleMetadata]:
+        """Return what is known of the samples that match, oldest first; the lock must be held."""
+        samples = self._agent.config.samples
+        labels = {label_number(samples, label) for label in asked.labels}
+        named = {n for id_ in asked.ids for n in self._numbers(id_, asked.namespace)}
+        if asked.namespace is not None and not asked.ids:
+            raise RejectedError("select", "a namespace says which id is meant: give that, too")
+        return [
+            note
+            for note in self._agent.store.notes()
+            if (not asked.ids or note.id in named)
+            and (not labels or note.label in labels)
+            and (not asked.sources or note.source in asked.sources)
+            and (asked.since is None or note.wall >= asked.since)
+            and (asked.until is None or note.wall <= asked.until)
+        ]
+
+    def _pull(self, asked: messages.Pull) -> messages.Pulled:
+        agent, size, found, last = self._agent, 0, list[messages.PulledSample](), None
+        is_file = agent.config.samples.decoder is not None
+        with agent.lock:
+            arrivals = agent.store.arrivals()
+            notes = [n for n in self._selected(asked.selection) if arrivals[n.id] > asked.after]
+            for note in notes:
+                if found and (size > _PULLED_BYTES or len(found) == _PULLED):
+                    last = arrivals[found[-1].id]
+                    break
+                data = agent.store.content(note.id)
+                size += len(data)
+                time = None if math.isnan(note.time) else note.time
+                found.append(
+                    messages.PulledSample(
+                        note.id,
+                        note.label,
+                        data,
+                        note.name,
+                        note.source,
+                        note.score,
+                        note.wall,
+                        time,
+                    )
+                )
+        shape = None if is_file else agent.config.samples.shape
+        return messages.Pulled(tuple(found), shape, agent.config.samples.names, last)
+
+    def _upload(self, asked: messages.Selection) -> messages.Queued:
+        uploads = self._agent.uploads
+        if uploads is None:
+            raise RejectedError(
+                "upload",
+                "no sample leaves this device: its configuration has no [upload] enabled = true",
+            )
+        if asked == messages.Selection():
+            raise RejectedError("upload", "say what to send: ids, labels, sources or a time")
+        with self._agent.lock:
+            new = uploads.ask([note.id for note in self._selected(asked)])
+            return messages.Queued(new, len(uploads.waiting()), uploads.left_today())
 
     def _gone(self, asked: messages.Erase) -> set[int]:
         """Return the numbers that are to be refused from now on, stored or not.
@@ -231,6 +297,7 @@ def summarise(agent: Agent) -> messages.Status:
             gist=known,
             waiting=agent.waiting,
             label_names=agent.config.samples.names,
+            uploads="" if agent.uploads is None else agent.uploads.summary(),
         )
 
 

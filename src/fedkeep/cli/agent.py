@@ -1,5 +1,6 @@
 """`fedkeep agent`: runs the device agent, and asks a running one."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -7,16 +8,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedkeep.agent.assembly import read_config
-from fedkeep.cli.agent_store import label_name, store, when
+from fedkeep.agent.record import SampleMetadata
+from fedkeep.cli.agent_store import Out, label_name, store, when, write_samples
 from fedkeep.core.errors import ConfigError
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, Status
+from fedkeep.protocol.messages import Erase, GistStatus, Reason, Selection, Status
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -80,6 +83,8 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    if now.uploads:
+        lines.append(f"uploads  {now.uploads}")
     if now.waiting:
         lines.append(f"waiting  {now.waiting}; nothing is valued until then")
     lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
@@ -162,6 +167,104 @@ def erase(
     with AgentClient(socket, timeout=60) as client:
         count = client.erase(request)
     typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
+
+
+Ids = Annotated[
+    list[str] | None, typer.Option("--id", help="Only samples of this id; may be repeated.")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", help="Only this label, by number or name; may be repeated."),
+]
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", help="Only this source; may be repeated.")
+]
+Since = Annotated[
+    datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
+]
+Until = Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")]
+
+
+@agent.command()
+def pull(
+    out: Out,
+    id_: Ids = None,
+    label: Labels = None,
+    source: Sources = None,
+    since: Since = None,
+    until: Until = None,
+    namespace: Namespace = None,
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Take samples out of a running agent, with names and files as they came.
+
+    Options of one kind add up, those of different kinds must all hold. What is written is readable
+    by its owner only.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists: choose another name")
+    selection = _selection(id_, label, source, since, until, namespace)
+    with AgentClient(socket, timeout=60) as client:
+        parts = list(client.pull(selection))
+    samples = [sample for part in parts for sample in part.samples]
+    notes = [
+        SampleMetadata(
+            one.id,
+            score=one.score,
+            label=one.label,
+            wall=one.stored,
+            source=one.source,
+            name=one.name,
+            time=math.nan if one.time is None else one.time,
+        )
+        for one in samples
+    ]
+    shape, names = parts[0].shape, parts[0].label_names
+    if shape is None:
+        write_samples(out, notes, names, payloads=[one.data for one in samples])
+    else:
+        x = np.frombuffer(b"".join(one.data for one in samples), "<f4").reshape(-1, *shape)
+        write_samples(out, notes, names, x=x)
+    typer.echo(f"{len(samples)} samples written to {out}")
+
+
+@agent.command()
+def upload(
+    id_: Ids = None,
+    label: Labels = None,
+    source: Sources = None,
+    since: Since = None,
+    until: Until = None,
+    namespace: Namespace = None,
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Queue stored samples to be sent where [upload] says, if this device consents."""
+    selection = _selection(id_, label, source, since, until, namespace)
+    if selection == Selection():
+        raise ConfigError("say what to send: --id, --label, --source, --since or --until")
+    with AgentClient(socket, timeout=60) as client:
+        queued = client.upload(selection)
+    typer.echo(
+        f"{queued.new} samples queued, {queued.waiting} wait; "
+        f"{queued.bytes_left} more bytes may leave within 24 hours"
+    )
+
+
+def _selection(
+    ids: list[str] | None,
+    labels: list[str] | None,
+    sources: list[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+    namespace: str | None,
+) -> Selection:
+    """Return the conditions of a command's options."""
+    if namespace is not None and not ids:
+        raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
+    first, last = (None if time is None else time.timestamp() for time in (since, until))
+    return Selection(
+        tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
+    )
 
 
 def _print(*lines: str) -> None:

@@ -1,6 +1,7 @@
 """The client of the agent's socket; light, since Flower starts a process for every message."""
 
 import socket
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import UnionType
 
@@ -87,6 +88,20 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     def erase(self, request: messages.Erase) -> int:
         """Remove and overwrite matching samples; return how many."""
         return self.ask(request, messages.Erased).count
+
+    def pull(
+        self, selection: messages.Selection = messages.Selection()
+    ) -> Iterator[messages.Pulled]:
+        """Yield the samples that match, a part at a time, oldest first."""
+        after: int | None = -1
+        while after is not None:
+            part = self.ask(messages.Pull(selection, after), messages.Pulled)
+            yield part
+            after = part.last
+
+    def upload(self, selection: messages.Selection) -> messages.Queued:
+        """Queue stored samples to be sent to the device's target, if it consents."""
+        return self.ask(messages.Upload(selection), messages.Queued)
 
     def ask(
         self, request: messages.Request, expected: type[messages.Answer] | UnionType

@@ -112,6 +112,35 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     """Only an `id` of this namespace; None: of any."""
 
 
+class Selection(msgspec.Struct, frozen=True):
+    """Which stored samples: those that match every condition given."""
+
+    ids: tuple[str, ...] = ()
+    """Ids as they are written."""
+    labels: tuple[int | str, ...] = ()
+    """By number or name."""
+    sources: tuple[str, ...] = ()
+    since: float | None = None
+    """Stored then or later, by the device's clock."""
+    until: float | None = None
+    namespace: str | None = None
+    """Only `ids` of this namespace; None: of any."""
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    """Give stored samples out; answered by `Pulled`, a part at a time."""
+
+    selection: Selection = Selection()
+    after: int = -1
+    """Only samples that arrived later than this one, as the `last` of the part before says."""
+
+
+class Upload(msgspec.Struct, frozen=True, tag=True):
+    """Queue stored samples to be sent to the device's target; answered by `Queued`."""
+
+    selection: Selection
+
+
 class Reported(msgspec.Struct, frozen=True, tag=True):
     """The report of a participation."""
 
@@ -239,6 +268,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Why nothing is valued at present; empty while arrivals are."""
     label_names: tuple[str, ...] = ()
     """Of the labels by number, where they have some."""
+    uploads: str = ""
+    """What waits to leave the device; empty where nothing may."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -308,6 +339,42 @@ class Erased(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class PulledSample(msgspec.Struct, frozen=True):
+    """One stored sample, with what is known of it."""
+
+    id: int
+    label: int
+    data: bytes
+    """Its file, or its numbers as little-endian float32."""
+    name: str = ""
+    """Its id as it came, where that is not the number itself."""
+    source: str = ""
+    score: float = math.nan
+    stored: float = 0.0
+    """When it was stored, by the device's clock."""
+    time: float | None = None
+    """The record's own time, in seconds since 1970."""
+
+
+class Pulled(msgspec.Struct, frozen=True, tag=True):
+    """A part of the samples that were asked for, oldest first."""
+
+    samples: tuple[PulledSample, ...]
+    shape: tuple[int, ...] | None
+    """Of the numbers; None: samples are files."""
+    label_names: tuple[str, ...]
+    last: int | None
+    """What to ask for more with; None: this is the last part."""
+
+
+class Queued(msgspec.Struct, frozen=True, tag=True):
+    """How many samples were queued to be sent, how many wait, and what may leave today."""
+
+    new: int
+    waiting: int
+    bytes_left: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request was rejected."""
 
@@ -335,9 +402,21 @@ def expect(reply: object, expected: type[Answer] | UnionType, who: str) -> Answe
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """The requests of a server."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
-Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
+Request: TypeAlias = (
+    DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase | Pull | Upload
+)
 """All requests that an agent answers: those of a server and those of an operator."""
-Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed
+Reply: TypeAlias = (
+    DeviceReply
+    | Status
+    | StoredSummary
+    | RefusedRecords
+    | Reasons
+    | Erased
+    | Pulled
+    | Queued
+    | Failed
+)
 
 
 class Participant(Protocol):
