@@ -350,10 +350,12 @@ class OutlierFilter:
         largest = np.maximum(
             flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64)
         )
+        if not self._outlier:  # no median, which loads a megabyte for masked arrays
+            return np.asarray(largest > self._limit)
         known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
         usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
-        bound = min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
+        bound = min(self._limit, self._outlier * usual) if usual else self._limit
         return np.asarray(largest > bound)
 
 
