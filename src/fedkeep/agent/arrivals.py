@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
 from fedkeep.core.types import AnyArray, Batch, BoolArray
@@ -45,6 +46,10 @@ class Arrival:
     acknowledge: Acknowledge | None = None
     draw: int = -1
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it has none."""
+    fields: dict[str, Scalar] = field(default_factory=dict)
+    """What else the record says of itself: numbers, texts and flags by name, few and short."""
 
     def answer(self, fate: str) -> None:
         """Give the sender the sample's fate, if it wants to know.
@@ -306,6 +311,9 @@ class Source:
         y: Any,
         id: Any = None,  # noqa: A002 - the record's own word
         acknowledge: Acknowledge | None = None,
+        *,
+        time: Any = None,
+        fields: Mapping[str, Scalar] | None = None,
     ) -> bool:
         """Hand a record over as the source's `overload` says.
 
@@ -318,15 +326,35 @@ class Source:
         acknowledge
             Called once with the record's fate, in the agent's thread: only then may the record be
             deleted, acknowledged or forgotten. None: the stream has no way back.
+        time
+            The record's own time: ISO 8601 text, or seconds, milliseconds ... since 1970.
+        fields
+            What else it says of itself, by name; what is no scalar, or too much, is left out.
 
         Returns
         -------
         bool
             False once the agent stops: the record got no fate, and must stay.
         """
-        arrival = Arrival(x, y, id, self.name, acknowledge)
+        arrival = Arrival(x, y, id, self.name, acknowledge, time=own_time(time))
+        if fields:
+            arrival.fields = known_fields(fields)
         rule: Literal["sample", "drop"] = "drop" if self.overload == "drop" else "sample"
         return intake.offer(arrival, wait=self.overload == "wait", rule=rule)
+
+    def deliver_record(
+        self, intake: IngestQueue, record: Record, acknowledge: Acknowledge | None = None
+    ) -> bool:
+        """Hand over a record as `FieldNames` took it apart."""
+        return self.deliver(
+            intake,
+            record.x,
+            record.y,
+            record.id,
+            acknowledge,
+            time=record.time,
+            fields=record.fields,
+        )
 
 
 class OutlierFilter:
@@ -350,10 +378,12 @@ class OutlierFilter:
         largest = np.maximum(
             flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64)
         )
+        if not self._outlier:  # no median, which loads a megabyte for masked arrays
+            return np.asarray(largest > self._limit)
         known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
         usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
-        bound = min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
+        bound = min(self._limit, self._outlier * usual) if usual else self._limit
         return np.asarray(largest > bound)
 
 

@@ -38,6 +38,7 @@ from fedkeep.core.state import (
     strip_prefix,
 )
 from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import (
     ArraySpec,
     Assignment,
@@ -108,6 +109,8 @@ class Device:
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What slots are divided among; by default what the policy needs.
     store : Store, optional
@@ -164,6 +167,7 @@ class Device:
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
+        targets: NumberTargets | None = None,
         regions: Regions | None = None,
         store: Store | None = None,
         meter: VelocityMeter | None = None,
@@ -177,7 +181,8 @@ class Device:
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels = capacity, sample_shape, labels
-        self.regions = regions or regions_for(policy, labels)
+        self._targets = targets
+        self.regions = regions or regions_for(policy, labels, targets)
         count = self.regions.count
         self.meter = meter or VelocityMeter(count)
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
@@ -308,9 +313,11 @@ class Device:
         tuple of Outcome and Counter
             What became of the valid samples, and the number of the others by reason.
         """
-        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels)
+        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels, self._targets)
         clean = batch if valid.all() else batch.take(valid)
-        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
+        if self._targets is not None:
+            clean = Batch(clean.x, self._targets.settled(clean.y), clean.ids)
+        elif clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
             clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
         return self.ingest(clean, time, self.measure(clean)), rejected
 
