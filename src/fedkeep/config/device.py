@@ -5,6 +5,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.protocols import Learner, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.store import MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import IntArray
 from fedkeep.core.velocity import VelocityMeter
 
@@ -16,6 +17,7 @@ def build_device(
     capacity: int,
     sample_shape: tuple[int, ...],
     labels: int,
+    targets: NumberTargets | None = None,
     regions: Regions | None = None,
     store: Store | None = None,
     meter: VelocityMeter | None = None,
@@ -36,6 +38,8 @@ def build_device(
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What the plan divides; by default what the policy needs.
     store : Store, optional
@@ -55,6 +59,7 @@ def build_device(
         capacity=capacity,
         sample_shape=sample_shape,
         labels=labels,
+        targets=targets,
         regions=regions,
         store=store,
         meter=meter,
