@@ -18,11 +18,19 @@ _POLL_MS, _CHUNK_BYTES = 200, 1 << 16
 
 
 class Line(msgspec.Struct):
-    """One record: numbers, label and, if it has one, its id as it came."""
+    """One record: numbers, label and, if it has one, its id as it came.
 
-    x: list[Any]
-    y: Any
+    Without a label it is a sample that waits for it; without numbers, the label of another record.
+    """
+
+    x: list[Any] | None = None
+    y: Any = None
     id: Any = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has neither numbers nor the label of another record."""
+        return self.x is None and (self.y is None or self.id is None)
 
 
 _decoder = msgspec.json.Decoder(Line)
@@ -31,7 +39,8 @@ _decoder = msgspec.json.Decoder(Line)
 def parse_json(line: bytes) -> Line | None:
     """Return the record of one JSON line; None if it is none, however deep, long or broken."""
     try:
-        return _decoder.decode(line)
+        record = _decoder.decode(line)
+        return None if record.empty else record
     except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -44,7 +53,8 @@ class LinesSource(Source):
     a pipe is held back.
 
     A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y`
-    and `id`.
+    and `id`. A sample whose label comes later has no `y`, or an empty one; its label comes with the
+    `id` and without numbers.
     """
 
     path: str = "-"
@@ -196,8 +206,11 @@ class LinesSource(Source):
     ) -> Line | None:
         row = _row(line)
         try:
-            x = [float(row[i]) for i in features]
-            return Line(x, float(row[label]), None if name is None else _csv_id(row[name]))
+            filled = any(row[i].strip() for i in features)
+            x = [float(row[i]) for i in features] if filled else None
+            y = float(row[label]) if row[label].strip() else None
+            record = Line(x, y, None if name is None else _csv_id(row[name]))
+            return None if record.empty else record
         except (ValueError, IndexError):
             return None
 

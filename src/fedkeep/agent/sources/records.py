@@ -32,10 +32,10 @@ _POLL_MS = 200
 
 
 class Record(msgspec.Struct):
-    """One record: numbers, label and, if it has one, its id as it came."""
+    """One record: numbers, label and, if it has one, its id as it came; or a label and its id."""
 
-    x: bytes | list[Any]
-    y: Any
+    x: bytes | list[Any] | None = None
+    y: Any = None
     id: Any = None
 
 
@@ -47,6 +47,7 @@ class RecordsSource(Source):
     """Records on a TCP or Unix socket.
 
     Each is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`.
+    A sample whose label comes later has no `y`; its label comes with the `id` and without `x`.
     """
 
     address: str = "tcp://127.0.0.1:9107"
@@ -127,6 +128,8 @@ class RecordsSource(Source):
                         if isinstance(record.x, bytes)
                         else record.x
                     )
+                    if x is None and (record.y is None or record.id is None):
+                        raise ValueError("neither numbers nor the label of another record")
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
                     intake.refuse("malformed", self.name, payload)
                     acknowledge("refused.malformed")
