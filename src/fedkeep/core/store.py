@@ -293,6 +293,24 @@ class MemoryStore:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
+    def label_of(self, id_: int) -> int | None:
+        """Give the label of a stored sample; None if no sample of that id is stored."""
+        entry = self._entries.get(id_)
+        return None if entry is None else entry.y
+
+    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+        """Correct the label of a stored sample; what no longer fits its region's slots goes."""
+        entry = self._entries[id_]
+        self._drop(entry)
+        entry.y, entry.region, entry.score = label, region, score
+        entry.key = (self.after_use.tier(entry.uses), score, entry.arrival)
+        self._insert(entry)
+        if not score > -np.inf:
+            return [self._drop(entry)]
+        if entry.uses and self.after_use.name == "discount":
+            self._rank(self._ranked[region])
+        return self.configure(_ints(self._quotas))
+
     def ranks(self) -> dict[str, AnyArray]:
         """Give what decides which sample leaves first, by arrival, without the samples."""
         self._settle()
