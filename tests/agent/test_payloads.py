@@ -492,3 +492,35 @@ def test_own_times_make_older_and_never_younger_and_wrong_clocks_nothing(tmp_pat
     agent.remove_expired()
     assert {note.name for note in agent.store.records.values()} == {"fresh", "of 1970", "ahead"}
     assembly.disk.close()
+
+
+def test_files_wait_for_their_labels_as_numbers_do(tmp_path: Path) -> None:
+    table = {**PICTURES, "waiting": {"share": 0.5}}
+    assembly = make_agent(tmp_path, **table)
+    fates = offer(assembly.agent, *(picture(i) for i in range(6)), label=None)
+    assert fates == ["waiting"] * 6
+    waiting = {n.name: n.id for n in assembly.agent.store.unlabelled.values()}
+    assembly.disk.close()
+    again = make_agent(tmp_path, **table)
+    fates = []
+    for name in list(waiting)[:4]:
+        label = Arrival(None, 2, name, "camera", fates.append, label_only=True)
+        again.agent.intake.offer(label, wait=True)
+    while again.agent.step(0.0):
+        pass
+    assert again.agent.commit()
+    assert fates == ["kept"] * 4
+    store = again.agent.store
+    assert len(store.unlabelled) == 2
+    assert sorted(files_of(again).values()) == sorted(picture(i) for i in range(4))
+    correction = Arrival(None, 0, next(iter(waiting)), "camera", fates.append, label_only=True)
+    again.agent.intake.offer(correction, wait=True)
+    again.agent.step(0.0)
+    assert again.agent.commit()
+    assert store._used_cells == sum(map(store._cells, store._files.values()))
+    found = files_of(again)
+    again.disk.close()
+    last = make_agent(tmp_path, **table)
+    assert files_of(last) == found
+    assert sorted(n.label for n in last.agent.store.records.values()) == [0, 2, 2, 2]
+    last.disk.close()

@@ -254,6 +254,11 @@ def _check_payloads(config: AgentConfig) -> None:
         raise ConfigError(
             "[store] typical_bytes is for files: set [samples] decoder, or leave it out"
         )
+    if store.typical_bytes is not None and config.method.waiting.share:
+        raise ConfigError(
+            "[store] typical_bytes is for stores without a waiting room: leave it out, or set "
+            "[waiting] share = 0"
+        )
     if (store.typical_bytes or 0) > config.samples.payload_bytes:
         raise ConfigError("[store] typical_bytes must be at most [samples] payload_bytes")
 
@@ -294,13 +299,14 @@ def assemble(config: AgentConfig) -> Agent:
         index = _memory_store(config)
         clock = AgeClock(config.store.tolerance)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
+        slots = layout.capacity - config.method.waiting.slots(layout.capacity)
         store = DurableStore(
             opened.file,
             index,
             config.form,
             decisions,
             clock,
-            layout.capacity,
+            slots,
             layout.sample_cells,
             decode,
         )
@@ -308,6 +314,7 @@ def assemble(config: AgentConfig) -> Agent:
         device = _make_device(config, learner, store, layout.capacity, draw_seed)
         agent = Agent(device, store, layout.reserve, config, decode)
         state = _carried_over(store.load(opened.blobs), opened, spec)
+        _check_waiting(config, layout, len(store.records))
         damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
@@ -327,6 +334,21 @@ def _decoder(samples: SampleOptions) -> PayloadDecoder | None:
     if samples.decoder is None:
         return None
     return PayloadDecoder(samples.decoder, samples.shape, samples.decoded_numbers)
+
+
+def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> None:
+    """Rejects a waiting room that would take slots in which samples are stored."""
+    waiting = config.method.waiting
+    if waiting.slots(layout.capacity) + stored > layout.capacity and stored:
+        capacity = layout.capacity
+        while capacity - waiting.slots(capacity) < stored:
+            capacity += 1
+        least = least_budget(config.store, config.form, layout.state_bytes, capacity)
+        raise ConfigError(
+            f"{config.store.path} holds {stored} samples, and [waiting] share = {waiting.share:g} "
+            f"leaves {layout.capacity - waiting.slots(layout.capacity)} slots to them: set "
+            f"[store] budget to {least} or more, or a smaller share"
+        )
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
@@ -357,6 +379,7 @@ def _make_device(
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
         seed=config.agent.seed,
         draw_seed=draw_seed,
+        journal=store if isinstance(store, DurableStore) else None,
     )
 
 

@@ -27,6 +27,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
+from fedkeep.core.waiting import UNLABELLED, Departure
 from fedkeep.encoding import SampleCodec
 
 COPIES = 2
@@ -59,6 +60,9 @@ class DurableStore:
 
     A sample's record is written once. Scores that change later go into small arrays of ranks beside
     it.
+
+    It is the journal of a waiting room, too. A sample that waits is a record without a label; its
+    label, like one that is corrected, comes with a record that takes the former one's place.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class DurableStore:
         self.file, self._index, self.codec = file, index, form.codec()
         self.ranks = index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
+        self.label_of = index.label_of
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
@@ -93,7 +98,9 @@ class DurableStore:
         self._sample_cells, self._used_cells = sample_cells, 0
         """How many cells the samples may take, and take; counted where samples are files."""
         self._files: dict[int, bytes] = {}
-        """The files that are stored, by their samples' ids."""
+        """The files that are stored, by their samples' ids; those that wait for a label, too."""
+        self._labelled: dict[int, bytes] = {}
+        """The files of samples that waited and got their label, until they are offered."""
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -104,6 +111,13 @@ class DurableStore:
 
         Also before `restore` has put them to use.
         """
+        self.unlabelled: dict[int, SampleMetadata] = {}
+        """What is known of each sample that waits for its label."""
+        self._before: dict[int, SampleMetadata] = {}
+        """The same of samples whose label has just come."""
+        self._swaps = False
+        """Whether records give way to others of the same samples: then a commit must be atomic,
+        or a crash could leave neither."""
         self._blobs: dict[int, int] = {}
         self.staged: dict[int, tuple[bytes, int | None]] = {}
         """Samples that the next commit has to write, encoded, each with the blob whose place it
@@ -115,6 +129,7 @@ class DurableStore:
         self._obsolete: list[int] = []
         """Other blobs that go with the next commit: their samples have left, or are there anew."""
         self._samples: dict[int, bytes] = {}
+        self._waiting_rows: dict[int, bytes] = {}
         self._sources = [""]
         self.readable = False
         """Whether all that samples cannot be read without is on the disk.
@@ -161,16 +176,22 @@ class DurableStore:
             )
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
+            if (before := self._before.pop(note.id, None)) is not None:
+                # What bounds its stay counts from when it first came.
+                note = note._replace(
+                    taken=before.taken,
+                    wall=before.wall,
+                    source=before.source,
+                    name=before.name,
+                    time=before.time,
+                )
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
                 content = join_content(self._row(batch, i), note, self._form)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
-                sources = [*self._sources, self.source]
-                if (
-                    self.source not in self._sources
-                    and len("\n".join(sources).encode()) <= SOURCE_NAMES
-                ):
-                    self._sources, self.readable = sources, False
+                self._name_source()
+        self._before.clear()
+        self._labelled.clear()
         if self._decode is not None:
             self._fit(batch, outcome)
         return outcome
@@ -179,11 +200,16 @@ class DurableStore:
         """Return a sample of a batch as it is stored."""
         if self._decode is not None:
             id_ = int(batch.ids[place])
-            self._files[id_] = self.payloads[id_]
-            self._used_cells += self._cells(self.payloads[id_])
-            return self.payloads[id_]
+            return self._keep_file(id_)
         x = batch.x[place : place + 1]
         return self._settled.get(x[0].tobytes()) or self.codec.encode(x)[0]
+
+    def _keep_file(self, id_: int) -> bytes:
+        """Return the file of a sample that is offered, or got its label, and count it as kept."""
+        payload = self._labelled.get(id_) or self.payloads[id_]
+        self._files[id_] = payload
+        self._used_cells += self._cells(payload)
+        return payload
 
     def _cells(self, payload: bytes) -> int:
         """Return the cells that a file takes at most."""
@@ -248,7 +274,7 @@ class DurableStore:
             try:
                 x[place] = self._decode(self._files[id_])
             except FedkeepError as error:
-                name = self.records[id_].name or str(id_)
+                name = (self.records.get(id_) or self.unlabelled[id_]).name or str(id_)
                 raise RejectedError(
                     "payload",
                     f"the decoder no longer reads the stored sample {name} ({error}): set "
@@ -288,6 +314,94 @@ class DurableStore:
         """Return the file of a stored sample, where samples are files."""
         return self._files.get(id_)
 
+    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+        """Correct the label of a stored sample: its record is written anew, in its place."""
+        note = self.records[id_]._replace(label=label, region=region, score=score)
+        file = self._files.get(id_)
+        if file is None:
+            x = self._index.stored().batch
+            [row] = self.codec.encode(x.x[x.ids == id_])
+        place = self._discard(id_)
+        if file is not None:
+            self._labelled[id_] = file
+            row = self._keep_file(id_)
+        self.records[id_] = note
+        self.staged[id_] = join_content(row, note, self._form), place
+        self._swaps = True
+        model, wall = self.model_version, self.clock.wall()
+        self.log.add(note._replace(model_version=model, wall=wall, displaced=-1), Verdict.CORRECTED)
+        return self._let_go(self._index.relabel(id_, label, region, score), Verdict.DROPPED)
+
+    def waits(self, id_: int, x: AnyArray, arrival: int, displaced: int | None) -> None:
+        """Stage a sample without a label, in the place of the one it displaced, if any."""
+        place = None
+        if displaced is not None:
+            place = self._discard(displaced)
+            self._log_left(displaced, Verdict.UNLABELLED)
+        note = SampleMetadata(
+            id_,
+            arrival,
+            displaced=-1 if displaced is None else displaced,
+            label=UNLABELLED,
+            model_version=self.model_version,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+        )
+        self.log.add(note, Verdict.WAITING)
+        # Where a damaged file gives back too many, those that never were scored go first.
+        note = note._replace(score=-np.inf)
+        if self._decode is not None:
+            row = self._keep_file(id_)
+        else:
+            row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        self.unlabelled[id_] = note
+        self.staged[id_] = join_content(row, note, self._form), place
+        self._name_source()
+
+    def leaves(self, id_: int, how: Departure) -> None:
+        """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
+        note, file = self.unlabelled[id_], self._files.get(id_)
+        place = self._discard(id_)
+        if place is not None:
+            self._obsolete.append(place)
+        if how in (Departure.LABELLED, Departure.PSEUDO):
+            self._before[id_] = note
+            self._swaps = True
+            if file is not None:
+                self._labelled[id_] = file
+        else:
+            self._log_left(id_, Verdict.UNLABELLED)
+
+    def waiting(self) -> tuple[AnyArray, IntArray, IntArray]:
+        """Give the samples that the file holds without a label, their ids and arrival numbers."""
+        notes = [note for note in self.unlabelled.values() if note.id in self._waiting_rows]
+        ids = np.array([note.id for note in notes], dtype=np.int64)
+        arrivals = np.array([note.arrival for note in notes], dtype=np.int64)
+        if self._decode is not None:
+            x = self.samples([note.id for note in notes])
+        else:
+            x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
+        self._waiting_rows = {}
+        return x, ids, arrivals
+
+    def drop_unlabelled(self) -> int:
+        """Let all go that waits, where there is no waiting room any more."""
+        ids = [*self.unlabelled]
+        for id_ in ids:
+            self.leaves(id_, Departure.DISPLACED)
+        self._waiting_rows = {}
+        return len(ids)
+
+    def _name_source(self) -> None:
+        """Give the present source a number, if there is room for its name."""
+        sources = [*self._sources, self.source]
+        fits = len("\n".join(sources).encode()) <= SOURCE_NAMES
+        if self.source not in self._sources and fits:
+            self._sources, self.readable = sources, False
+
     def rescore(self, scores: Scores) -> list[int]:
         """Rank what is stored anew; returns the ids of what was dropped."""
         return self._let_go(self._index.rescore(scores), Verdict.DROPPED)
@@ -316,8 +430,6 @@ class DurableStore:
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
         if self._decode is not None:
-            self._files = self._samples
-            self._used_cells = sum(map(self._cells, self._files.values()))
             x: AnyArray = np.zeros((len(notes), 0), np.float32)
         else:
             x = self.codec.decode([self._samples[note.id] for note in notes])
@@ -367,8 +479,14 @@ class DurableStore:
         Returns how many there were.
         """
         gone = [id_ for id_ in ids if id_ in self.records]
-        self.log.forget(np.array(gone, dtype=np.int64))
-        return len(self._remove(gone, verdict))
+        waited = [id_ for id_ in ids if id_ in self.unlabelled]
+        self.log.forget(np.array(gone + waited, dtype=np.int64))
+        for id_ in waited:
+            place = self._discard(id_)
+            if place is not None:
+                self._obsolete.append(place)
+            self._log_left(id_, verdict)
+        return len(waited) + len(self._remove(gone, verdict))
 
     def _remove(self, ids: list[int], verdict: Verdict) -> list[int]:
         """Take samples out of memory; the next commit takes them out of the file."""
@@ -384,8 +502,9 @@ class DurableStore:
 
         Returns the arrays that others committed with the samples.
         """
-        self.records, self._blobs = {}, {}
-        self._samples, self.staged = {}, {}
+        self.records, self._blobs, self.unlabelled = {}, {}, {}
+        self._samples, self.staged, self._waiting_rows = {}, {}, {}
+        self._before, self._swaps = {}, False
         self._files, self._used_cells = {}, 0
         newest = record.newest_of(blobs)
         self._obsolete = sorted(
@@ -398,10 +517,18 @@ class DurableStore:
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             row, note = split_content(blob, record.decode_note(blob, self._sources), self._form)
+            self._blobs[note.id] = blob.number
+            if note.label == UNLABELLED:
+                self.unlabelled[note.id] = note
+                self._waiting_rows[note.id] = row
+                continue
             self.records[note.id] = note._replace(
                 region=note.label if self._index.regions > 1 else 0
             )
-            self._blobs[note.id], self._samples[note.id] = blob.number, row
+            self._samples[note.id] = row
+        if self._decode is not None:
+            self._files = self._samples | self._waiting_rows
+            self._used_cells = sum(map(self._cells, self._files.values()))
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
@@ -437,15 +564,20 @@ class DurableStore:
             }
             replaced = [name for name in self._written if name in changed or name not in arrays]
         staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
+        notes = [self.records.get(id_) or self.unlabelled[id_] for id_, _ in staged]
+        rows = [row for _, (row, _) in staged]
         add = [
-            record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged
+            record.encode_sample(note, row, self._sources)
+            for note, row in zip(notes, rows, strict=True)
         ]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
         remove += [*self._obsolete, *(self._written[name][0] for name in replaced)]
         if not add and not remove and not wipe:
             return
-        numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        atomic = state is not None or self._swaps
+        numbers = self.file.commit(add, remove, wipe=wipe, atomic=atomic)
+        self._swaps = False
         for name in replaced:
             del self._written[name]
         for (name, (_, data)), number in zip(changed.items(), numbers[len(staged) :], strict=True):
@@ -461,6 +593,7 @@ class DurableStore:
         self.records.pop(id_, None)
         if (payload := self._files.pop(id_, None)) is not None:
             self._used_cells -= self._cells(payload)
+        self.unlabelled.pop(id_, None)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
@@ -472,11 +605,13 @@ class DurableStore:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
-            self.log.add(
-                SampleMetadata(id_, model_version=self.model_version, wall=self.clock.wall()),
-                verdict,
-            )
+            self._log_left(id_, verdict)
         return ids
+
+    def _log_left(self, id_: int, verdict: Verdict) -> None:
+        """Log that a sample left, and nothing of what it was."""
+        note = SampleMetadata(id_, model_version=self.model_version, wall=self.clock.wall())
+        self.log.add(note, verdict)
 
 
 def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:
@@ -516,7 +651,9 @@ def _rank_arrays(
     for name in rows.dtype.names or ():
         rows[name] = ranks[name][differ]
     buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
-    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
+    # Not by np.unique, which loads a megabyte for masked arrays.
+    found = sorted(set(buckets.tolist()))
+    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in found}
 
 
 def rank_columns(arrays: State, notes: Iterable[SampleMetadata]) -> State:

@@ -27,9 +27,12 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(slots=True)
 class Record:
-    """One record as it came: nothing about it is believed yet."""
+    """One record as it came: nothing about it is believed yet.
 
-    x: Any
+    Without `y` it is a sample that waits for its label; without `x`, the label of another record.
+    """
+
+    x: Any = None
     y: Any = None
     id: Any = None
     time: Any = None
@@ -88,19 +91,17 @@ class FieldNames:
 
         `y` is its label where the table names none.
         """
-        found = self.take({**said, "x": payload}, y)
-        return found if found is None else replace(found, x=payload)
-
-    def take(self, table: Mapping[str, Any], y: Any = _MISSING) -> Record | None:
-        """Return the record of a table; None where it lacks its numbers or its label.
-
-        `y` is its label where the table names none.
-        """
-        found = {name: _at(table, path) for name, path in self._paths.items()}
-        x, y = found["x"], y if found["y"] is _MISSING else found["y"]
-        if y is _MISSING or not isinstance(x, list | str | bytes):
+        found = self.take({**said, "x": payload})
+        if found is None:
             return None
-        id_, time = (None if found[n] is _MISSING else found[n] for n in ("id", "time"))
+        return replace(found, x=payload, y=y if found.y is None else found.y)
+
+    def take(self, table: Mapping[str, Any]) -> Record | None:
+        """Return the record of a table; None where it is neither a sample nor another's label."""
+        found = (_at(table, self._paths[name]) for name in NAMES)
+        x, y, id_, time = (None if value is _MISSING else value for value in found)
+        if not isinstance(x, list | str | bytes | None) or (x is None and None in (y, id_)):
+            return None
         fields: dict[str, Scalar] = {}
         if len(table) > 2:
             _collect(table, "", self._taken, fields, _DEEPEST)

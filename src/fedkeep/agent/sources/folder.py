@@ -36,7 +36,7 @@ _SIDECAR, _LONGEST_SIDECAR = ".json", 65_536
 _MOSTLY = 0.5
 """A file of which more than this share is no sample was made for something else, or the labels
 are set wrongly."""
-_NOT_THE_FILES_FAULT = ("refused.score", "refused.erased")
+_NOT_THE_FILES_FAULT = ("refused.score", "refused.room", "refused.erased")
 _Identity = tuple[int, int, int, int]
 
 

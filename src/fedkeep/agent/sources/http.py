@@ -21,8 +21,8 @@ from fedkeep.protocol.addresses import require_loopback
 log = logging.getLogger(__name__)
 _POLL_SECONDS, _PIECE = 0.5, 1 << 16
 _MOST_QUERY = 4096
-_STORED = ("kept", "replaced", "refreshed", "refused.score", "skipped")
-"""Fates of sound samples, kept or not: sending one again would change nothing."""
+_SOUND = ("refused.score", "refused.room")
+"""What is refused though it is a sound sample: sending it again would change nothing."""
 _STATUS = {"refused.oversized": 413, "refused.malformed": 400}
 
 
@@ -195,7 +195,8 @@ def _handler(source: HttpSource, intake: IngestQueue) -> Any:
                 if intake.stopped and not settled.wait(2 * _POLL_SECONDS):
                     return self._answer(503, "stopping", ends=True)
             (fate,) = fates
-            return self._answer(200 if fate in _STORED else _STATUS.get(fate, 422), fate)
+            sound = fate in _SOUND or not fate.startswith("refused.")
+            return self._answer(200 if sound else _STATUS.get(fate, 422), fate)
 
         def _body(self, length: int) -> bytes | None:
             """Return the whole body; None where it does not come in time."""
