@@ -171,6 +171,8 @@ class AgentConfig:
     accounted: bool
     """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
+    stream: str = ""
+    """What this stream is called among several of one process; empty where it is the only one."""
 
     @property
     def form(self) -> SampleForm:
@@ -206,8 +208,8 @@ def read_config(path: Path) -> AgentConfig:
     return parse_config(read_toml(path))
 
 
-def parse_config(table: Table) -> AgentConfig:
-    """Check the tables of a configuration.
+def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
+    """Check the tables of the configuration of one stream.
 
     >>> samples = {"shape": [2], "labels": 2}
     >>> config = parse_config({"samples": samples, "source": [{"kind": "lines"}]})
@@ -215,6 +217,8 @@ def parse_config(table: Table) -> AgentConfig:
     ('balanced-reservoir', 9000000, 'lines')
     """
     table = current(table)
+    if "stream" in table:
+        raise ConfigError("there are several streams in this file, where one is wanted")
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
@@ -235,6 +239,7 @@ def parse_config(table: Table) -> AgentConfig:
         model=dict(table.get("model", {})),
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
+        stream=stream,
     )
     check_names(config.sources)
     _check_payloads(config)

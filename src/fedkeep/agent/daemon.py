@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
@@ -89,9 +89,9 @@ def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, on
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
+def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> None:
     """Run the agent until a signal asks it to stop, or until all sources have ended."""
-    if until_sources_end and not config.sources:
+    if until_sources_end and not all(config.sources for config in configs):
         raise ConfigError(
             "there is no [[source]] that could end: add one, or leave --until-sources-end out"
         )
@@ -99,41 +99,98 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        agent = assemble(config)
-        stack.callback(agent.store.file.disk.close)
-        stack.callback(serve_metrics(agent))
-        agent.remove_expired()
-        agent.commit()
-        for source in config.sources:
-            source.set_device(agent.identity.name)
-            source.open()
-            stack.callback(source.close)
-        os.nice(config.agent.nice)
+        agents = [_prepared(config, stack) for config in configs]
+        stack.callback(serve_metrics(*agents))
+        for agent in agents:
+            for source in agent.config.sources:
+                source.set_device(agent.identity.name)
+                source.open()
+                stack.callback(source.close)
+        os.nice(configs[0].agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
-        stack.enter_context(closing(Service(agent)))
-        introduce(agent)
+        stack.enter_context(closing(Service(*agents)))
+        ended = watch(lambda: all(agent.alive() for agent in agents))
+        stack.callback(ended.set)
+        started = threading.Barrier(len(agents), lambda: notify("READY=1"))
+        if len(agents) == 1:
+            _run_stream(agents[0], stop, started, until_sources_end=until_sources_end)
+        else:
+            _run_streams(agents, stop, started, until_sources_end=until_sources_end)
+
+
+def _prepared(config: AgentConfig, stack: ExitStack) -> Agent:
+    """Return an agent with its store open, which the stack closes."""
+    try:
+        agent = assemble(config)
+    except ConfigError as error:
+        if not config.stream:
+            raise
+        raise ConfigError(f"stream '{config.stream}': {error}") from error
+    stack.callback(agent.store.file.disk.close)
+    agent.remove_expired()
+    agent.commit()
+    return agent
+
+
+def _run_streams(
+    agents: Sequence[Agent],
+    stop: threading.Event,
+    started: threading.Barrier,
+    *,
+    until_sources_end: bool,
+) -> None:
+    """Run several streams side by side; where one fails, the others end as when told to."""
+    errors: list[BaseException] = []
+
+    def run_one(agent: Agent) -> None:
+        try:
+            _run_stream(agent, stop, started, until_sources_end=until_sources_end)
+        except BaseException as error:  # noqa: BLE001 - it is raised again where all are waited for
+            errors.append(error)
+            stop.set()
+
+    threads = [
+        threading.Thread(target=run_one, args=(agent,), name=f"stream {agent.config.stream}")
+        for agent in agents
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _run_stream(
+    agent: Agent, stop: threading.Event, started: threading.Barrier, *, until_sources_end: bool
+) -> None:
+    introduce(agent)
+    with ExitStack() as stack:
         if agent.uploads is not None:
             stack.enter_context(_uploading(agent.uploads))
-        _value(agent, stop, until_sources_end=until_sources_end)
+        _value(agent, stop, started, until_sources_end=until_sources_end)
 
 
 @contextmanager
 def _uploading(uploads: Uploads) -> Iterator[None]:
     """Send samples in a thread of its own, for as long as the block lasts."""
     stopped = threading.Event()
-    threading.Thread(target=uploads.run, args=(stopped,), name="uploads", daemon=True).start()
+    name = threading.current_thread().name
+    threading.Thread(target=uploads.run, args=(stopped,), name=name, daemon=True).start()
     try:
         yield
     finally:
         stopped.set()
 
 
-def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
+def _value(
+    agent: Agent, stop: threading.Event, started: threading.Barrier, *, until_sources_end: bool
+) -> None:
     errors: list[FedkeepError] = []
     agent.intake.ends = until_sources_end
     read = partial(_read, agent.intake, errors, once=until_sources_end)
     readings = [
-        threading.Thread(target=read, args=(source,), daemon=True)
+        threading.Thread(target=read, args=(source,), name=_thread_name(agent), daemon=True)
         for source in agent.config.sources
     ]
     for reading in readings:
@@ -145,8 +202,7 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
 
     frugality, voice = CpuThrottle(agent.config.agent.cpu_cap), ProgressLogger(agent)
     frugality.give_back()
-    notify("READY=1")
-    ended = watch(agent.alive)
+    started.wait()
     while not stop.is_set():
         reads = any(reading.is_alive() for reading in readings) or agent.disk_error
         done = until_sources_end and not reads
@@ -168,7 +224,6 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     for source, reading in zip(agent.config.sources, readings, strict=True):
         if source.settles:
             reading.join(max(0.0, last - time.monotonic()))
-    ended.set()
     refused = voice.conclude()
     if errors:
         raise errors[0]
@@ -181,6 +236,11 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
         raise FedkeepError(
             f"not one record was a sample ({refused}): docs/agent.md says what each source reads"
         )
+
+
+def _thread_name(agent: Agent) -> str | None:
+    """Return how threads of a stream are called, by which the log names it."""
+    return f"stream {agent.config.stream}" if agent.config.stream else None
 
 
 def introduce(agent: Agent) -> None:
@@ -232,7 +292,8 @@ class ProgressLogger:
         self._agent = agent
         self._told = self._start = Counter(agent.counters)
         self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
-        self._live = sys.stderr.isatty()
+        # Several streams would write over each other's line.
+        self._live = sys.stderr.isatty() and not agent.config.stream
 
     def speak(self) -> None:
         """Log or show what has changed, if it is time; called often."""

@@ -58,11 +58,11 @@ _GIST = {
 
 
 class Service:
-    """The agent's local API on its Unix socket."""
+    """The local API of one or several streams on one Unix socket."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self._held_out = agent, _held_out(agent)
-        self._path = Path(agent.config.agent.socket)
+    def __init__(self, *agents: Agent) -> None:
+        self._streams = {agent.config.stream: StreamApi(agent) for agent in agents}
+        self._path = Path(agents[0].config.agent.socket)
         self._listener = Listener(self._path, _CONNECTIONS)
         self._listener.start(self._serve)
 
@@ -82,9 +82,38 @@ class Service:
 
     def answer(self, payload: bytes) -> messages.Reply:
         """Return the reply to one request, or the reason why it cannot be met."""
+        try:
+            request = from_bytes(
+                payload, messages.Request | messages.ToStream | messages.AskStreams
+            )
+            name = ""
+            if isinstance(request, messages.ToStream):
+                name, request = request.stream, from_bytes(request.request, messages.Request)
+            if isinstance(request, messages.AskStreams):
+                return messages.Streams(tuple(self._streams))
+        except RejectedError as refusal:
+            return messages.Failed(refusal.reason, refusal.detail)
+        if name not in self._streams:
+            names = ", ".join(self._streams) or "none"
+            if "" in self._streams:
+                detail = "this agent has one stream, which has no name: leave it out"
+            else:
+                example = f"{self._path}#{next(iter(self._streams))}"
+                detail = f"this agent has the streams {names}: name one of them, as in {example}"
+            return messages.Failed("stream", detail)
+        return self._streams[name].answer(request)
+
+
+class StreamApi:
+    """What one stream's agent answers."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._held_out = agent, _held_out(agent)
+
+    def answer(self, request: messages.Request) -> messages.Reply:
+        """Return the reply to one request, or the reason why it cannot be met."""
         agent = self._agent
         try:
-            request: messages.Request = from_bytes(payload, messages.Request)
             match request:
                 case messages.AskStatus():
                     return summarise(agent)
@@ -443,20 +472,43 @@ class Collector:
         yield fates
 
 
-def serve_metrics(agent: Agent) -> Callable[[], None]:
+@dataclass(frozen=True)
+class StreamsCollector:
+    """Turns the status of several streams into metrics, each labelled with its stream."""
+
+    agents: tuple[Agent, ...]
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield every metric of every stream as it is now."""
+        from prometheus_client.core import Metric
+
+        families: dict[str, Metric] = {}
+        for agent in self.agents:
+            for found in Collector(agent).collect():
+                family = families.setdefault(
+                    found.name, Metric(found.name, found.documentation, found.type)
+                )
+                family.samples += [
+                    one._replace(labels={"stream": agent.config.stream, **one.labels})
+                    for one in found.samples
+                ]
+        yield from families.values()
+
+
+def serve_metrics(*agents: Agent) -> Callable[[], None]:
     """Start the endpoint and returns what stops it; without a port there is none.
 
     Not by the client library's own server: it would take as many connections as come, and
     descriptors are few.
     """
-    options = agent.config.metrics
+    options = agents[0].config.metrics
     if not options.port:
         return lambda: None
     require_loopback(options.host, "[metrics] host", insecure=options.insecure)
     with optional_import("the metrics endpoint", "agent"):
         from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
-    registry.register(Collector(agent))
+    registry.register(StreamsCollector(agents) if agents[0].config.stream else Collector(agents[0]))
 
     class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls

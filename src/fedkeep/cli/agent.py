@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedkeep.agent.assembly import read_config
 from fedkeep.agent.record import SampleMetadata
+from fedkeep.agent.streams import read_streams
 from fedkeep.cli.agent_store import Out, label_name, store, when, write_samples
 from fedkeep.core.errors import ConfigError
 from fedkeep.protocol.client import AgentClient
@@ -29,7 +29,10 @@ agent.add_typer(store, name="store")
 
 Socket = Annotated[
     str,
-    typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table."),
+    typer.Option(
+        envvar="FEDKEEP_SOCKET",
+        help="The agent's Unix socket (SOCKET#STREAM if it has several).",
+    ),
 ]
 
 
@@ -47,7 +50,7 @@ def run(
     ] = False,
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
-    read_config(config)
+    read_streams(config)
     arguments = [
         sys.executable,
         "-m",
@@ -62,9 +65,18 @@ def run(
 
 @agent.command()
 def status(socket: Socket = "fedkeep.sock") -> None:
-    """Say how a running agent is doing."""
+    """Say how a running agent is doing, or each of its streams."""
     with AgentClient(socket, timeout=30) as client:
-        now = client.status()
+        names = client.streams() if "#" not in socket else ("",)
+    for name in names:
+        if name:
+            typer.echo(f"stream   {name}")
+        with AgentClient(f"{socket}#{name}" if name else socket, timeout=30) as client:
+            _show_status(client.status())
+
+
+def _show_status(now: Status) -> None:
+    """Print how one stream is doing."""
     age = (
         "none yet"
         if now.model_age_seconds is None

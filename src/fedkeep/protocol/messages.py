@@ -83,6 +83,17 @@ class AskStatus(msgspec.Struct, frozen=True, tag=True):
     """Request the agent's status; answered by `Status`."""
 
 
+class AskStreams(msgspec.Struct, frozen=True, tag=True):
+    """Request the names of the agent's streams; answered by `Streams`."""
+
+
+class ToStream(msgspec.Struct, frozen=True, tag=True):
+    """A request to one of an agent's several streams; answered as the request is."""
+
+    stream: str
+    request: bytes
+
+
 class AskStored(msgspec.Struct, frozen=True, tag=True):
     """Request a summary of the stored samples by label; answered by `StoredSummary`."""
 
@@ -367,6 +378,12 @@ class Pulled(msgspec.Struct, frozen=True, tag=True):
     """What to ask for more with; None: this is the last part."""
 
 
+class Streams(msgspec.Struct, frozen=True, tag=True):
+    """The names of the agent's streams; of an only one it is empty."""
+
+    names: tuple[str, ...]
+
+
 class Queued(msgspec.Struct, frozen=True, tag=True):
     """How many samples were queued to be sent, how many wait, and what may leave today."""
 
@@ -415,6 +432,7 @@ Reply: TypeAlias = (
     | Erased
     | Pulled
     | Queued
+    | Streams
     | Failed
 )
 
