@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.agent.assembly import AgentOptions, SampleOptions
+from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.agent.store_file import StoreOptions
 from fedkeep.agent.uploads import UploadOptions
@@ -26,6 +27,7 @@ TABLES: dict[str, type[Any]] = {
     "[privacy]": PrivacyOptions,
     "[metrics]": MetricsOptions,
     "[upload]": UploadOptions,
+    "[remote]": RemoteOptions,
 }
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
 """Keys of these tables that are an experiment's or the server's; an agent rejects them."""

@@ -60,9 +60,9 @@ def test_each_stream_has_its_own_samples_store_and_budget(tmp_path: Path) -> Non
             assert client.streams() == ("pump", "hall")
             with pytest.raises(RejectedError, match=r"the streams pump, hall: name one"):
                 client.status()
-        with AgentClient(f"{socket}#mill") as none:
-            with pytest.raises(RejectedError, match="streams pump, hall"):
-                none.status()
+        none = AgentClient(f"{socket}#mill")
+        with none, pytest.raises(RejectedError, match="streams pump, hall"):
+            none.status()
         deadline = time.monotonic() + 15
         with AgentClient(f"{socket}#pump") as pump, AgentClient(f"{socket}#hall") as hall:
             while time.monotonic() < deadline:

@@ -39,6 +39,7 @@ from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
+    from fedkeep.agent.remote import Remote
     from fedkeep.agent.uploads import Uploads
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,8 @@ class Agent:
         self.seconds_per_sample = 0.0
         self.uploads: Uploads | None = None
         """What leaves the device by consent; None: no sample does."""
+        self.remote: Remote | None = None
+        """Who may change settings from afar; None: nobody."""
         self.decode = decode
         """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)

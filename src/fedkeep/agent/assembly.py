@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.pacing import CommitPacer
 from fedkeep.agent.payloads import PayloadDecoder
 from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
+from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
 from fedkeep.agent.sources import check_names, make_source
@@ -165,6 +166,7 @@ class AgentConfig:
     store: StoreOptions
     metrics: MetricsOptions
     upload: UploadOptions
+    remote: RemoteOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
@@ -173,6 +175,8 @@ class AgentConfig:
     sources: tuple[Source, ...]
     stream: str = ""
     """What this stream is called among several of one process; empty where it is the only one."""
+    table: Table = field(default_factory=dict, repr=False, compare=False)
+    """The tables of which it was made."""
 
     @property
     def form(self) -> SampleForm:
@@ -195,9 +199,9 @@ class AgentConfig:
 
 
 _OPTIONS: dict[str, Any] = {
-    field.name: field.type
-    for field in fields(AgentConfig)
-    if is_dataclass(field.type) and field.name != "method"
+    one.name: one.type
+    for one in fields(AgentConfig)
+    if is_dataclass(one.type) and one.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
 _TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
@@ -240,6 +244,7 @@ def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
         stream=stream,
+        table=table,
     )
     check_names(config.sources)
     _check_payloads(config)

@@ -19,12 +19,15 @@ from functools import partial
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import IngestQueue, Source
-from fedkeep.agent.assembly import AgentConfig, assemble
+from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
+from fedkeep.agent.remote import Remote, RestartError, SettingsFile, under_settings
 from fedkeep.agent.service import Service, serve_metrics
 from fedkeep.agent.uploads import Uploads
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
+RESTARTED = "FEDKEEP_RESTARTED"
+"""Set in the environment of an agent that started itself anew: it yields to others already."""
 _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
@@ -100,13 +103,17 @@ def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> N
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
         agents = [_prepared(config, stack) for config in configs]
+        remotes = [agent.remote for agent in agents if agent.remote is not None]
+        for remote in remotes:
+            remote.stop = stop.set
         stack.callback(serve_metrics(*agents))
         for agent in agents:
             for source in agent.config.sources:
                 source.set_device(agent.identity.name)
                 source.open()
                 stack.callback(source.close)
-        os.nice(configs[0].agent.nice)
+        if RESTARTED not in os.environ:
+            os.nice(configs[0].agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(*agents)))
         ended = watch(lambda: all(agent.alive() for agent in agents))
@@ -116,16 +123,28 @@ def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> N
             _run_stream(agents[0], stop, started, until_sources_end=until_sources_end)
         else:
             _run_streams(agents, stop, started, until_sources_end=until_sources_end)
+    if any(remote.is_due.is_set() for remote in remotes):
+        raise RestartError
 
 
-def _prepared(config: AgentConfig, stack: ExitStack) -> Agent:
-    """Return an agent with its store open, which the stack closes."""
+def _prepared(own: AgentConfig, stack: ExitStack) -> Agent:
+    """Return an agent with its store open, which the stack closes.
+
+    Where settings on trial let it not come up, they are taken back, and it starts anew.
+    """
+    parse = partial(parse_config, stream=own.stream)
     try:
+        config = under_settings(own, parse)
         agent = assemble(config)
-    except ConfigError as error:
-        if not config.stream:
+        if own.remote.key_file is not None:
+            agent.remote = Remote(agent, parse, own)
+    except FedkeepError as error:
+        if own.remote.key_file is not None and (file := SettingsFile(own.store.file)).book.trying:
+            file.reject(str(error))
+            raise RestartError from error
+        if not own.stream or not isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"stream '{config.stream}': {error}") from error
+        raise ConfigError(f"stream '{own.stream}': {error}") from error
     stack.callback(agent.store.file.disk.close)
     agent.remove_expired()
     agent.commit()
@@ -168,6 +187,8 @@ def _run_stream(
     with ExitStack() as stack:
         if agent.uploads is not None:
             stack.enter_context(_uploading(agent.uploads))
+        if agent.remote is not None:
+            stack.enter_context(agent.remote.watching())
         _value(agent, stop, started, until_sources_end=until_sources_end)
 
 

@@ -130,6 +130,13 @@ class StreamApi:
                     return self._pull(request)
                 case messages.Upload(selection):
                     return self._upload(selection)
+                case messages.Configure(signed):
+                    if agent.remote is None:
+                        raise RejectedError(
+                            "settings",
+                            "this device takes no settings from afar: it has no [remote] key_file",
+                        )
+                    return messages.Configured(agent.remote.configure(signed))
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
                 terms = agreement_of(agent.config.method, agent.device.regions.count)
@@ -326,6 +333,7 @@ def summarise(agent: Agent) -> messages.Status:
             gist=known,
             waiting=agent.waiting,
             label_names=agent.config.samples.names,
+            settings="" if agent.remote is None else agent.remote.file.summary(),
             uploads="" if agent.uploads is None else agent.uploads.summary(),
         )
 

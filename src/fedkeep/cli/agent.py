@@ -15,9 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedkeep.agent.record import SampleMetadata
+from fedkeep.agent.remote import new_keys, parsed, read_key
+from fedkeep.agent.remote import sign as signed
 from fedkeep.agent.streams import read_streams
-from fedkeep.cli.agent_store import Out, label_name, store, when, write_samples
+from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, write_samples
 from fedkeep.core.errors import ConfigError
+from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.messages import Erase, GistStatus, Reason, Selection, Status
 from fedkeep.protocol.printing import printable
@@ -95,6 +98,8 @@ def _show_status(now: Status) -> None:
         lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    if now.settings:
+        lines.append(f"settings {now.settings}")
     if now.uploads:
         lines.append(f"uploads  {now.uploads}")
     if now.waiting:
@@ -260,6 +265,49 @@ def upload(
         f"{queued.new} samples queued, {queued.waiting} wait; "
         f"{queued.bytes_left} more bytes may leave within 24 hours"
     )
+
+
+@agent.command()
+def keygen(
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="The private key's file to be made.")],
+) -> None:
+    """Make a pair of keys for settings from afar: KEY, which stays with you, and KEY.pub."""
+    private, public = new_keys()
+    for path, content in ((key, private), (key.with_name(key.name + ".pub"), public)):
+        with open_new(path) as file:
+            file.write(content.hex().encode() + b"\n")
+    typer.echo(f"{key} stays with you; [remote] key_file of each device is {key}.pub")
+
+
+@agent.command()
+def sign(
+    settings: Annotated[Path, typer.Argument(help="A TOML file: `version`, and whole tables.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The signed file to be written.")],
+    key: Annotated[Path, typer.Option(help="The private key, as `keygen` made it.")],
+) -> None:
+    """Sign settings for devices that trust your key."""
+    try:
+        text = settings.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {settings}: {error}") from error
+    version, tables = parsed(text)
+    with atomic_write(out) as file:
+        file.write(signed(text, read_key(str(key))))
+    typer.echo(f"{out} has version {version} of {', '.join(tables) or 'no table'}")
+
+
+@agent.command()
+def configure(
+    settings: Annotated[Path, typer.Argument(help="Settings that `sign` has signed.")],
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Send signed settings to a running agent, which takes them on trial."""
+    try:
+        content = settings.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {settings}: {error.strerror}") from error
+    with AgentClient(socket, timeout=60) as client:
+        typer.echo(client.configure(content))
 
 
 def _selection(

@@ -91,6 +91,10 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         """Remove and overwrite matching samples; return how many."""
         return self.ask(request, messages.Erased).count
 
+    def configure(self, signed: bytes) -> str:
+        """Send signed settings; return which count, and which are on trial."""
+        return self.ask(messages.Configure(signed), messages.Configured).settings
+
     def streams(self) -> tuple[str, ...]:
         """Return the names of the agent's streams; of an only one it is empty."""
         return self.ask(messages.AskStreams(), messages.Streams).names

@@ -152,6 +152,12 @@ class Upload(msgspec.Struct, frozen=True, tag=True):
     selection: Selection
 
 
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """Take signed settings on trial; answered by `Configured`."""
+
+    signed: bytes
+
+
 class Reported(msgspec.Struct, frozen=True, tag=True):
     """The report of a participation."""
 
@@ -279,6 +285,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Why nothing is valued at present; empty while arrivals are."""
     label_names: tuple[str, ...] = ()
     """Of the labels by number, where they have some."""
+    settings: str = ""
+    """Which settings from afar count; empty where none may come."""
     uploads: str = ""
     """What waits to leave the device; empty where nothing may."""
 
@@ -378,6 +386,12 @@ class Pulled(msgspec.Struct, frozen=True, tag=True):
     """What to ask for more with; None: this is the last part."""
 
 
+class Configured(msgspec.Struct, frozen=True, tag=True):
+    """Which settings count, and which are on trial."""
+
+    settings: str
+
+
 class Streams(msgspec.Struct, frozen=True, tag=True):
     """The names of the agent's streams; of an only one it is empty."""
 
@@ -420,7 +434,7 @@ DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """The requests of a server."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
 Request: TypeAlias = (
-    DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase | Pull | Upload
+    DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase | Pull | Upload | Configure
 )
 """All requests that an agent answers: those of a server and those of an operator."""
 Reply: TypeAlias = (
@@ -432,6 +446,7 @@ Reply: TypeAlias = (
     | Erased
     | Pulled
     | Queued
+    | Configured
     | Streams
     | Failed
 )
