@@ -484,7 +484,9 @@ def _rank_arrays(
     for name in rows.dtype.names or ():
         rows[name] = ranks[name][differ]
     buckets = rows["ids"] % max(1, -(-capacity // _BUCKET))
-    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in np.unique(buckets).tolist()}
+    # Not by np.unique, which loads a megabyte for masked arrays.
+    found = sorted(set(buckets.tolist()))
+    return {f"{_RANKS}{bucket}": rows[buckets == bucket] for bucket in found}
 
 
 def rank_columns(arrays: State, notes: Iterable[SampleMetadata]) -> State:

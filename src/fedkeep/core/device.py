@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from fedkeep.core.state import (
     strip_prefix,
 )
 from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import (
     AnyArray,
     ArraySpec,
@@ -116,6 +117,8 @@ class Device:
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What slots are divided among; by default what the policy needs.
     store : Store, optional
@@ -174,6 +177,7 @@ class Device:
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
+        targets: NumberTargets | None = None,
         regions: Regions | None = None,
         store: Store | None = None,
         meter: VelocityMeter | None = None,
@@ -188,7 +192,8 @@ class Device:
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels = capacity, sample_shape, labels
-        self.regions = regions or regions_for(policy, labels)
+        self._targets = targets
+        self.regions = regions or regions_for(policy, labels, targets)
         count = self.regions.count
         self.meter = meter or VelocityMeter(count)
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
@@ -337,9 +342,11 @@ class Device:
         tuple of Outcome and Counter
             What became of the valid samples, and the number of the others by reason.
         """
-        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels)
+        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels, self._targets)
         clean = batch if valid.all() else batch.take(valid)
-        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
+        if self._targets is not None:
+            clean = Batch(clean.x, self._targets.settled(clean.y), clean.ids)
+        elif clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
             clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
         return self.ingest(clean, time, self.measure(clean)), rejected
 
@@ -407,23 +414,25 @@ class Device:
         for i, id_ in enumerate(ids.tolist()):
             one = slice(i, i + 1)
             label = self.waiting.early.pop(id_, None)
-            if label is None and scores is not None and id_ not in self.waiting:
-                label = int(pseudo[i])
-                self.waiting.counts["pseudo"] += label != UNLABELLED
+            sure = len(pseudo) and pseudo[i] != UNLABELLED
             if self.store.label_of(id_) is not None:
-                if label is not None and label != UNLABELLED:
-                    self.label(np.array([id_]), np.array([label]), time)
+                if label is not None:
+                    self.label(ids[one], np.array([label]), time)
                 results.append((OfferResult.REFRESHED, True))
-            elif label is not None and label != UNLABELLED:
-                outcome = self._count(Batch(x[one], np.array([label]), ids[one]), time)
-                results.append((OfferResult(int(outcome.results[0])), True))
-            else:
+                continue
+            if label is None and sure and id_ not in self.waiting:
+                label = int(pseudo[i])
+                self.waiting.counts["pseudo"] += 1
+            if label is None:
                 own = None if scores is None else scores[one]
                 results.append((self.waiting.offer(x[one], ids[one], own)[0], False))
+                continue
+            outcome = self._count(Batch(x[one], self._target(label), ids[one]), time)
+            results.append((OfferResult(int(outcome.results[0])), True))
         return results
 
     def label(
-        self, ids: IntArray, labels: IntArray, time: float
+        self, ids: IntArray, labels: AnyArray, time: float
     ) -> list[tuple[LabelResult, OfferResult | None]]:
         """Take in labels of samples that came before, or will come.
 
@@ -435,8 +444,8 @@ class Device:
         ----------
         ids : ndarray of int
             The samples' ids.
-        labels : ndarray of int
-            Their labels, which must be valid.
+        labels : ndarray
+            Their labels or targets, which must be valid.
         time : float
             When they came.
 
@@ -454,7 +463,7 @@ class Device:
                 results.append((LabelResult.UNKNOWN, None))
             elif id_ in self.waiting:
                 own = np.array([id_], dtype=np.int64)
-                batch = Batch(self.waiting.x([id_]), np.array([label]), own)
+                batch = Batch(self.waiting.x([id_]), self._target(label), own)
                 outcome = self._count(batch, time)
                 results.append((LabelResult.LABELLED, OfferResult(int(outcome.results[0]))))
             else:
@@ -481,13 +490,20 @@ class Device:
         """Take in samples whose labels are known now, as arrivals of now."""
         return self.ingest(batch, time, self.measure(batch))
 
-    def _correct(self, id_: int, before: int, label: int) -> LabelResult:
+    def _target(self, label: float) -> AnyArray:
+        """Make the targets of one sample's batch from its label."""
+        if self._targets is None:
+            return np.array([label], dtype=np.int64)
+        return self._targets.settled(np.array([label]))
+
+    def _correct(self, id_: int, before: Any, label: float) -> LabelResult:
         """Replace the label of a stored sample, and score it anew; sums keep what they counted."""
-        if label == before:
+        target = self._target(label)
+        if np.array_equal(target[0], before):
             return LabelResult.KNOWN
         stored = self.store.stored()
         place = np.flatnonzero(stored.batch.ids == id_)
-        batch = replace(stored.batch.take(place), y=np.array([label], dtype=np.int64))
+        batch = replace(stored.batch.take(place), y=target)
         measured = self.measure(batch)
         region = int(self.regions.assign(batch, measured)[0])
         seed = child_seed(self.seed, "revalue", self.round)
@@ -499,7 +515,7 @@ class Device:
             stored.uses[place],
         )
         score = float(self.selection.new_scores(alone, measured, seed)[0])
-        self.store.relabel(id_, label, region, score)
+        self.store.relabel(id_, target[0].item(), region, score)
         return LabelResult.CORRECTED
 
     def participate(self, order: TrainOrder) -> Report:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class _Entry:
     __slots__ = ("arrival", "id", "key", "region", "score", "uses", "x", "y")
 
     def __init__(
-        self, id_: int, x: AnyArray, y: int, region: int, score: float, arrival: int
+        self, id_: int, x: AnyArray, y: Any, region: int, score: float, arrival: int
     ) -> None:
         self.id, self.x, self.y, self.region = id_, x, y, region
         self.score, self.arrival, self.uses = score, arrival, 0
@@ -94,6 +94,8 @@ class MemoryStore:
         self._pressure: list[int] = []
         """How far each region is above its quota, and then how much it holds, in one number."""
         self._weigh()
+        self._no_target: AnyArray = _ints([])
+        """What an empty store has for targets: labels, until numbers to predict have come."""
         self._samples: tuple[Batch, IntArray, IntArray] | None = None
         """What `stored` says of samples, regions and arrivals, until one of them changes."""
 
@@ -121,6 +123,7 @@ class MemoryStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
         n, entries = len(batch), self._entries
+        self._notice(batch.y)
         if self.regions == 1 and n > len(entries) and self._knows_none(batch.ids.tolist()):
             return self._offer_unknown(batch, scores, arrivals)
         results, evicted, thresholds = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
@@ -162,7 +165,7 @@ class MemoryStore:
             least = unknown.copy()
         # Most of them may have left again: only what stays is copied.
         for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
-            entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+            entry.x, entry.y = batch.x[i].copy(), _own(batch.y[i])
         return Outcome(
             _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
         )
@@ -194,7 +197,7 @@ class MemoryStore:
         for entry in [e for place, e in enumerate(ranked, -len(ranked)) if place not in stay]:
             self._drop(entry)
         for i in sorted(place for place in stay if place >= 0):
-            x, y = batch.x[i].copy(), int(batch.y[i])
+            x, y = batch.x[i].copy(), _own(batch.y[i])
             self._insert(_Entry(ids[i], x, y, 0, float(scores[i]), int(arrivals[i])))
         return Outcome(
             _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
@@ -205,7 +208,9 @@ class MemoryStore:
         entries = self._by_arrival()
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
-            batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
+            y = np.array([e.y for e in entries], dtype=self._no_target.dtype)
+            y = y.reshape(len(entries), *self._no_target.shape[1:])
+            batch = Batch(x, y, _ints([e.id for e in entries]))
             self._samples = (
                 batch,
                 _ints([e.region for e in entries]),
@@ -241,12 +246,12 @@ class MemoryStore:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
-    def label_of(self, id_: int) -> int | None:
+    def label_of(self, id_: int) -> Any:
         """Give the label of a stored sample; None if no sample of that id is stored."""
         entry = self._entries.get(id_)
         return None if entry is None else entry.y
 
-    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+    def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample; what no longer fits its region's slots goes."""
         entry = self._entries[id_]
         self._drop(entry)
@@ -290,13 +295,19 @@ class MemoryStore:
         self._entries, self._samples = {}, None
         self._ranked = [[] for _ in self._quotas]
         self._weigh()
-        plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
-        for x, id_, y, region, score, arrival, uses, tier, effective in zip(
-            state["x"], *(state[name].tolist() for name in plain), strict=True
+        plain = ("ids", "regions", "scores", "arrivals", "uses", "tiers", "effective")
+        self._notice(state["y"])
+        for x, y, id_, region, score, arrival, uses, tier, effective in zip(
+            state["x"], state["y"], *(state[name].tolist() for name in plain), strict=True
         ):
-            entry = _Entry(id_, x.copy(), y, region, score, arrival)
+            entry = _Entry(id_, x.copy(), _own(y), region, score, arrival)
             entry.uses, entry.key = uses, (tier, effective, arrival)
             self._insert(entry)
+
+    def _notice(self, y: AnyArray) -> None:
+        """Note the form of targets that are no labels."""
+        if y.dtype.kind == "f" and self._no_target.dtype.kind != "f":
+            self._no_target, self._samples = np.empty((0, *y.shape[1:])), None
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
@@ -376,6 +387,11 @@ class MemoryStore:
         lowest = ranked[0] is entry
         del ranked[0 if lowest else ranked.index(entry, bisect_left(ranked, entry.key, key=_key))]
         return entry.id
+
+
+def _own(y: Any) -> Any:
+    """One sample's target in memory of its own: a number, or several."""
+    return y.copy() if y.ndim else y.item()
 
 
 def _ints(values: list[int]) -> IntArray:

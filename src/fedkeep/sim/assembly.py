@@ -132,8 +132,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     mechanisms = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(context.stored_slots(d), context.velocities[d])
-            for d in range(data.devices)
+            d: Profile(context.stored_slots(d), context.velocities[d]) for d in range(data.devices)
         }
         coordinate(experiment, server, mechanisms.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)

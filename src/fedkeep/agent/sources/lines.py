@@ -6,43 +6,14 @@ import os
 import select
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any, Literal
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import IO, Literal
 
 from fedkeep.agent.arrivals import IngestQueue, Source
+from fedkeep.agent.record_fields import FieldNames, Record
 from fedkeep.core.errors import ConfigError, DataError
 
 _POLL_MS, _CHUNK_BYTES = 200, 1 << 16
-
-
-class Line(msgspec.Struct):
-    """One record: numbers, label and, if it has one, its id as it came.
-
-    Without a label it is a sample that waits for it; without numbers, the label of another record.
-    """
-
-    x: list[Any] | None = None
-    y: Any = None
-    id: Any = None
-
-    @property
-    def empty(self) -> bool:
-        """Whether it has neither numbers nor the label of another record."""
-        return self.x is None and (self.y is None or self.id is None)
-
-
-_decoder = msgspec.json.Decoder(Line)
-
-
-def parse_json(line: bytes) -> Line | None:
-    """Return the record of one JSON line; None if it is none, however deep, long or broken."""
-    try:
-        record = _decoder.decode(line)
-        return None if record.empty else record
-    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 @dataclass
@@ -52,9 +23,9 @@ class LinesSource(Source):
     A file or pipe has no way back: it waits while the agent cannot keep up, and whoever writes into
     a pipe is held back.
 
-    A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y`
-    and `id`. A sample whose label comes later has no `y`, or an empty one; its label comes with the
-    `id` and without numbers.
+    A JSON line is `{"x": [...], "y": 3, "id": "any name", "time": "2026-03-01T12:00:00Z"}`, or has
+    these under other names; a CSV has a header with the columns `y` and `id`. A sample whose label
+    comes later has no `y`, or an empty one; its label comes with the `id`, without numbers.
     """
 
     path: str = "-"
@@ -65,10 +36,15 @@ class LinesSource(Source):
     label: str = "y"
     """The CSV column that holds the label; `id` is the optional column of names, all others are
     features in order."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Where JSON that is not ours has `x`, `y`, `id` and `time`: `{ x = "payload.values" }`."""
+
+    def __post_init__(self) -> None:
+        self._names = FieldNames(self.fields)
 
     def open(self) -> None:
         """Open a pipe without waiting for its writer, who may come later, or never."""
-        self._parse: Callable[[bytes], Line | None] | None = None
+        self._parse: Callable[[bytes], Record | None] | None = None
         """How a line is read, once a line has shown it."""
         # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when
         # the agent stops.
@@ -106,7 +82,7 @@ class LinesSource(Source):
             record = None if self._parse is None else self._parse(text)
             if record is None:
                 intake.refuse("malformed", self.name, line)
-            elif not self.deliver(intake, record.x, record.y, record.id):
+            elif not self.deliver_record(intake, record):
                 return
         if line and self._parse is None:
             raise DataError(f"no line is JSON or a CSV header with the column '{self.label}'")
@@ -183,14 +159,14 @@ class LinesSource(Source):
         """
         is_csv = self.path.endswith(".csv") if self.format is None else self.format == "csv"
         if self.format == "json" or (not is_csv and line.lstrip().startswith(b"{")):
-            self._parse = parse_json
+            self._parse = self._names.parse_json
             return False
         header = [column.strip() for column in _row(line)]
         if self.label in header:
             label, name = header.index(self.label), header.index("id") if "id" in header else None
             features = [i for i in range(len(header)) if i not in (label, name)]
 
-            def parse(text: bytes) -> Line | None:
+            def parse(text: bytes) -> Record | None:
                 return self._parse_csv(features, label, name, text)
 
             self._parse = parse
@@ -203,14 +179,14 @@ class LinesSource(Source):
 
     def _parse_csv(
         self, features: list[int], label: int, name: int | None, line: bytes
-    ) -> Line | None:
+    ) -> Record | None:
         row = _row(line)
         try:
             filled = any(row[i].strip() for i in features)
             x = [float(row[i]) for i in features] if filled else None
             y = float(row[label]) if row[label].strip() else None
-            record = Line(x, y, None if name is None else _csv_id(row[name]))
-            return None if record.empty else record
+            given = None if name is None else _csv_id(row[name])
+            return Record(x, y, given) if filled or None not in (y, given) else None
         except (ValueError, IndexError):
             return None
 
