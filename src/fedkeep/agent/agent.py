@@ -96,7 +96,8 @@ class Agent:
             config.store.daily_writes,
             lambda: store.file.disk.block_bytes,
         )
-        device.entering = lambda ids: self.door.see(ids)
+        # The release pipeline is set later, so that it is looked up whenever it is told.
+        device.entering = lambda ids: self.door.see(ids)  # noqa: PLW0108
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
