@@ -347,8 +347,9 @@ class Source:
         bool
             False once the agent stops: the record got no fate, and must stay.
         """
-        arrival = Arrival(x, y, id, self.name, acknowledge, time=own_time(time))
-        arrival.label_only = x is None
+        arrival = Arrival(
+            x, y, id, self.name, acknowledge, time=own_time(time), label_only=x is None
+        )
         if fields:
             arrival.fields = known_fields(fields)
         rule: Literal["sample", "drop"] = "drop" if self.overload == "drop" else "sample"

@@ -6,6 +6,7 @@ from fedkeep.core.protocols import Learner, Store
 from fedkeep.core.regions import Regions
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.store import MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import IntArray
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.core.waiting import WaitingJournal, WaitingRoom
@@ -18,6 +19,7 @@ def build_device(
     capacity: int,
     sample_shape: tuple[int, ...],
     labels: int,
+    targets: NumberTargets | None = None,
     regions: Regions | None = None,
     store: Store | None = None,
     meter: VelocityMeter | None = None,
@@ -40,6 +42,8 @@ def build_device(
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What the plan divides; by default what the policy needs.
     store : Store, optional
@@ -70,6 +74,7 @@ def build_device(
         capacity=capacity - slots,
         sample_shape=sample_shape,
         labels=labels,
+        targets=targets,
         regions=regions,
         store=store,
         meter=meter,

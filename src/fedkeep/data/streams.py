@@ -198,7 +198,7 @@ class Stream:
         if not self._options.drift:
             return order
         time = (np.arange(len(order)) + 0.5) / len(order)
-        shift = self._phase[self._data.y[owned[order]]]
+        shift = self._phase[self._data.strata[owned[order]]]
         keys = (1 - self._options.drift) * time + self._options.drift * shift
         return order[np.argsort(keys, kind="stable")]
 
@@ -215,7 +215,7 @@ class Stream:
                 # In stretches of geometric length. Two of one label may follow each other, so few
                 # labels last longer.
                 rng = generator(self._seed, "burst", device, number)
-                labels = self._data.y[owned[order]]
+                labels = self._data.strata[owned[order]]
                 grouped = np.argsort(labels, kind="stable")
                 begins = rng.random(len(labels)) < 1 / max(
                     1.0, self._options.burst * self.rates[device]

@@ -120,7 +120,7 @@ class RecordsSource(Source):
                 try:
                     record = self._names.take(_decoder.decode(payload))
                     if record is None:
-                        raise ValueError("a record without x or y")
+                        raise ValueError("neither a sample nor the label of another record")
                     if isinstance(record.x, bytes):
                         record.x = np.frombuffer(record.x, self._dtype)
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
