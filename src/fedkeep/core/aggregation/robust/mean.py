@@ -72,7 +72,7 @@ class RobustMean(Aggregator):
         devices, senders = list(counted), list(counted.values())
         updates = stacked_updates(model, senders)
 
-        inconsistent = inconsistent_gradients(senders, updates)
+        inconsistent = inconsistent_gradients(senders, updates, statistics.gradient_layout)
 
         lengths = row_norms(updates)
         usual = statistics.median_length(lengths.tolist())

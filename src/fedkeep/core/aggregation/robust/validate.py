@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeep.core.aggregation.robust.filter import CONFLICT_DEVIATIONS, lower_bound
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.types import BoolArray, FloatArray, Report
 
 
-def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> BoolArray:
+def inconsistent_gradients(
+    reports: Sequence[Report], updates: FloatArray, layout: GradientLayout | None = None
+) -> BoolArray:
     """Find the local gradients that their devices' own updates contradict.
 
     Training descends the gradient of the stream; a reversed gradient asks to climb it. Where noise
@@ -20,6 +23,8 @@ def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> Bo
         Reports, some of them with a local gradient.
     updates : FloatArray
         Their updates, (n, P); a gradient is of the last parameters.
+    layout : GradientLayout, optional
+        How the gradients are represented, if not number by number: updates are compared in it.
 
     Returns
     -------
@@ -30,7 +35,10 @@ def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> Bo
     for row, (report, update) in enumerate(zip(reports, updates, strict=True)):
         gradient = report.local_gradient
         if gradient is not None:
-            valued = update[len(update) - len(gradient) :]
+            if layout is None:
+                valued = update[len(update) - len(gradient) :]
+            else:
+                valued = layout.of_gradient(update)
             lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
             cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
