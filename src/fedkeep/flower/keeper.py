@@ -26,7 +26,7 @@ from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, KeeperOrder, encode, read_order
+from fedkeep.flower.keeper_records import KEEPER, RANK, KeeperOrder, gradient_fields, read_order
 from fedkeep.learn.samples import PoolForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
@@ -405,7 +405,9 @@ class Keeper:
         if gist is not None and not self._settings.private and (did := gist.figures):
             about["gist"] = list(astuple(did))
         if self._report is not None and self._report.local_gradient is not None:
-            about[GRADIENT] = encode(self._report.local_gradient)
+            about.update(gradient_fields(self._report.local_gradient))
+            if gist is not None and not gist.layout.whole:
+                about[RANK] = gist.options.used_rank
         return {KEEPER: about}
 
     def _samples_of(

@@ -59,7 +59,7 @@ class RobustMean(Aggregator):
         senders = [reports[device] for device in devices]
         updates = UpdateRows.of(model, senders)
 
-        inconsistent = inconsistent_gradients(senders, updates)
+        inconsistent = inconsistent_gradients(senders, updates, statistics.gradient_layout)
 
         lengths = updates.norms()
         usual = statistics.median_length(lengths.tolist())
