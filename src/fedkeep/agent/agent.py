@@ -201,7 +201,7 @@ class Agent:
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
         start = time.perf_counter()
-        form, labels = self.intake.form, self.config.samples.labels
+        form, labels = self.intake.form, self.config.samples.count
         by_source: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
@@ -215,6 +215,7 @@ class Agent:
                 self._magnitudes,
                 self.ids,
                 self.store.records,
+                form.targets,
             )
             for arrival, reason in refused:
                 if reason not in ("shape", "erased"):

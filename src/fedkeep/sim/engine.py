@@ -12,6 +12,7 @@ from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.state import restore_parts, snapshot_parts
+from fedkeep.core.targets import residuals
 from fedkeep.core.types import (
     AnyArray,
     Batch,
@@ -28,7 +29,6 @@ from fedkeep.learn.evaluation import (
     number_scores,
     predict,
     r_squared,
-    residuals,
 )
 from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import assemble, coordinate
