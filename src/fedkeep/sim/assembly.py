@@ -44,6 +44,11 @@ class SimulationContext:
     capacities: IntArray
     """B, (C,): how many samples each device can keep."""
 
+    def stored_slots(self, number: DeviceId) -> int:
+        """Give the slots of a device's store, beside those in which samples wait for labels."""
+        capacity = int(self.capacities[number])
+        return capacity - self.experiment.waiting.slots(capacity)
+
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """Make a device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = (
@@ -129,8 +134,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     mechanisms = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(int(context.capacities[d]), context.velocities[d])
-            for d in range(data.devices)
+            d: Profile(context.stored_slots(d), context.velocities[d]) for d in range(data.devices)
         }
         coordinate(experiment, server, mechanisms.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)

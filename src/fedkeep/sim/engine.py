@@ -232,6 +232,9 @@ def _reject_for_numbers(experiment: Experiment, data: Federation) -> None:
     set_ = {
         "record.prequential": experiment.record.prequential,
         "stream.label_noise": experiment.stream.label_noise,
+        "stream.label_delay": experiment.stream.label_delay,
+        "stream.labelled": experiment.stream.labelled < 1,
+        "waiting.share": experiment.waiting.share,
     }
     for key in (key for key, value in set_.items() if value):
         raise ConfigError(f"'{key}' is about labels, and the targets are numbers: leave it out")
