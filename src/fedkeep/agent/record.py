@@ -22,7 +22,8 @@ from fedkeep.agent.cells import FAR
 from fedkeep.config.canonical import stored_name
 from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
-from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.protocol.messages import Reason
 
@@ -68,6 +69,8 @@ class SampleMetadata(NamedTuple):
     uses: int = 0
     name: str = ""
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -104,11 +107,34 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
-def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
-    """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
+def join_target(target: Sequence[float], row: bytes) -> bytes:
+    """Return an encoded sample with the numbers to predict before it, eight bytes each.
+
+    >>> split_target(join_target((12.5,), b"row"), 1)
+    ((12.5,), b'row')
+    >>> split_target(join_target((), b"row"), 0)
+    ((), b'row')
+    """
+    return np.asarray(target, dtype="<f8").tobytes() + row
+
+
+def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
+    """Return the numbers to predict and the encoded sample, as `join_target` put them together."""
+    end = 8 * width
+    return tuple(np.frombuffer(content[:end], dtype="<f8").tolist()), content[end:]
+
+
+def decode_note(blob: Blob, sources: Sequence[str] = (), width: int = 0) -> SampleMetadata:
+    """Return what is known of the sample of a record; of a source whose name is lost, nothing.
+
+    `width` is how many numbers to predict stand before the sample.
+    """
+    target, _ = split_target(blob.data[META_BYTES:], width)
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
+    return SampleMetadata._make(
+        [*known, label, model, float(taken), wall, name, label, 0, "", target]
+    )
 
 
 @dataclass(frozen=True)
@@ -126,11 +152,19 @@ class SampleForm:
     """Whether its score counts for less after use: then there is more to keep of its rank."""
     name_bytes: int = 0
     """The longest name that is kept with it; 0: none is."""
+    targets: NumberTargets | None = None
+    """What its targets look like that are numbers; None: it has a label."""
+
+    @property
+    def target_width(self) -> int:
+        """How many numbers to predict are stored with it."""
+        return 0 if self.targets is None else self.targets.width
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a stored sample with its name, at most."""
-        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
+        """Bytes of a stored sample with its name and the numbers to predict, at most."""
+        named = self.name_bytes + 1 if self.name_bytes else 0
+        return 8 * self.target_width + self.codec().nbytes + named
 
     def codec(self) -> SampleCodec:
         """Make the codec of such samples."""
@@ -313,12 +347,18 @@ class DecisionLog:
         self._written += 1
 
     def add_refusals(
-        self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
+        self,
+        labels: IntArray,
+        ids: IntArray,
+        arrivals: IntArray,
+        outcome: Outcome,
+        model: int,
+        wall: float,
     ) -> None:
         """Log the refusals among the outcomes of a batch."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
-        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
+        columns = (ids, arrivals, labels, outcome.scores, outcome.thresholds)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
         rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (

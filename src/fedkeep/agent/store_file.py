@@ -249,12 +249,14 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
     """
     options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
-    sample = {
+    sample: dict[str, Any] = {
         "dtype": form.encoding or form.dtype.str,
         "shape": list(form.shape),
         "deflate_to": form.deflate_to,
         "name_bytes": form.name_bytes,
     }
+    if form.targets is not None:
+        sample |= {"targets": form.target_width, "edges": list(form.targets.edges)}
     use = {
         "key": cipher.name if cipher else None,
         "labels": labels,
@@ -294,7 +296,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
         room = max(layout.capacity, found.form.get("capacity", 0))
         gone = superfluous(blobs, room) if damage else set()
         blobs = [blob for blob in blobs if blob.number not in gone]
-        _check_room(path, blobs, layout, wanted.form["labels"])
+        _check_room(
+            path, blobs, layout, None if "targets" in wanted.form else wanted.form["labels"]
+        )
         if damage:
             log.warning("%s is damaged: %s; all else goes on", path, damage)
             set_aside(path, layout.options.damaged_bytes)
@@ -365,6 +369,15 @@ def find_label(
 
 
 def _check_form(path: Path, found: Label, wanted: Label) -> None:
+    held, meant = (label.form.get("targets", 0) for label in (found, wanted))
+    if found.form and held != meant:
+        words = [
+            "labels" if not width else f"{width} numbers to predict" for width in (held, meant)
+        ]
+        raise ConfigError(
+            f"{path} holds samples with {words[0]}, not {words[1]}: set [samples] targets and "
+            "width as they were, or [store] path to another file"
+        )
     for name, form in (("shape", list), ("dtype", np.dtype)):
         now = wanted.form[name]
         before = found.form.get(name, now)
@@ -386,6 +399,7 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     most = form.content_bytes
     named = bool(form.name_bytes)
     least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
+    least += 8 * form.target_width
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of "
@@ -394,12 +408,12 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
         )
 
 
-def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int | None) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
     highest = max((note.label for note in notes), default=-1)
     count = len({note.id for note in notes})
-    if highest >= labels:
+    if labels is not None and highest >= labels:
         raise ConfigError(
             f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
             f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"

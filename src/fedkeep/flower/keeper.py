@@ -6,7 +6,7 @@ A Keeper alone keeps the best samples of its own stream. What the strategy's wra
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
 from fedkeep.flower.keeper_records import KEEPER, RANK, KeeperOrder, gradient_fields, read_order
@@ -72,6 +73,7 @@ class _Settings:
     output: Callable[[Any], Any] | None
     collate: Callable[[list[Any]], Any] | None
     labels: int | None
+    edges: tuple[float, ...]
     policy: str
     preset: str
     method: MethodConfig
@@ -158,6 +160,7 @@ class Keeper:
         output: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         labels: int | None = None,
+        edges: Sequence[float] = (),
         policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         gist: str | Table | None = None,
@@ -189,6 +192,9 @@ class Keeper:
             The number of classes, by which the store is divided, where targets are class numbers
             and the model has not one output for each. The store is not divided where targets are
             floats or vectors and this is left out.
+        edges
+            Where targets are one number a sample: where an interval ends and the next begins. The
+            store is then divided among intervals as among classes; the same on all devices.
         policy, preset
             As in an experiment; `preset="paper"` is the paper's choice.
         gist
@@ -220,6 +226,7 @@ class Keeper:
             output,
             collate,
             labels,
+            _checked_edges(edges, loss, labels),
             policy,
             preset,
             method,
@@ -265,7 +272,7 @@ class Keeper:
         if self._stream is None:
             self._stream = self._begun(samples[0], tree, dtypes, targets)
         stream, pool = self._stream, self._stream.pool
-        labels, reasons = _screened(stream, samples, tree, targets)
+        labels, reasons = _screened(stream, samples, tree, targets, self._settings.edges)
         taken = [place for place, reason in enumerate(reasons) if reason is None]
         try:
             numbers = [pool.add(samples[place], targets[place]) for place in taken]
@@ -466,8 +473,13 @@ class Keeper:
             form = replace(form, dtypes=tuple("float32" for _ in names))
             pool, model, example = self._opened(form, first)
         whole = targets.ndim == 1 and targets.dtype.kind in "iub"
-        labels = settings.labels or 1
-        if settings.labels is None and (classes or (whole and model.scores > 1)):
+        labels = settings.labels or len(settings.edges) + 1
+        if settings.edges:
+            if targets.ndim != 1:
+                raise ConfigError(
+                    f"edges divide one number a sample, and targets have shape {targets.shape}"
+                )
+        elif settings.labels is None and (classes or (whole and model.scores > 1)):
             labels = model.scores
         return _Stream(pool, model, self._make_device(model, labels), labels, example)
 
@@ -600,6 +612,12 @@ class Keeper:
         pool = SamplePool(form, as_float=bool(state["as_float"]))
         pool.restore(strip_prefix("pool", state))
         labels, example = int(state["labels"]), int(state["example"])
+        if self._settings.edges and labels != len(self._settings.edges) + 1:
+            raise ConfigError(
+                f"this keeper was saved with {labels} intervals or classes, and edges make "
+                f"{len(self._settings.edges) + 1}: give it the edges of before, or another "
+                "directory"
+            )
         model = self._user_model(pool, example)
         model.learner.load_constants(strip_prefix("constants", state))
         device = self._make_device(model, labels)
@@ -609,14 +627,35 @@ class Keeper:
         return _Stream(pool, model, device, labels, example, bool(state["checked"]))
 
 
+def _checked_edges(edges: Sequence[float], loss: object, labels: int | None) -> tuple[float, ...]:
+    """Return edges that ascend, and go with the other options."""
+    found = tuple(float(edge) for edge in edges)
+    if found and (loss is None or labels is not None):
+        raise ConfigError(
+            "edges divide numbers that are predicted: give the loss= that you train with, and "
+            "leave labels out"
+        )
+    try:
+        NumberTargets(found)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return found
+
+
 def _screened(
-    stream: _Stream, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
+    stream: _Stream,
+    samples: list[list[AnyArray]],
+    tree: Any,
+    targets: AnyArray,
+    edges: tuple[float, ...],
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
     labels = np.zeros(len(targets), dtype=np.int64)
     with np.errstate(invalid="ignore"):
         known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
-        if stream.labels > 1:
+        if edges:
+            labels[known] = NumberTargets(edges).assign(targets[known])
+        elif stream.labels > 1:
             whole = targets == np.floor(targets)
             known = known & whole & (targets >= 0) & (targets < stream.labels)
             labels[known] = targets[known].astype(np.int64)
