@@ -11,7 +11,7 @@ from fedkeep.core.aggregation.robust.statistics import (
     UpdateStatistics,
 )
 from fedkeep.core.aggregation.rows import Chosen, UpdateRows, row_norms, row_products
-from fedkeep.core.outliers import MAD_TO_DEVIATION
+from fedkeep.core.outliers import MAD_TO_DEVIATION, median
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 
 AGREEMENT_DECAY = 0.8
@@ -48,9 +48,7 @@ class ReferenceDirections:
         The running mean of the model's steps, (P,).
     """
 
-    def __init__(
-        self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None
-    ) -> None:
+    def __init__(self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None) -> None:
         self._updates, self._trusted, self._earlier = updates, trusted, earlier
         self._total = updates.weighted_sum(trusted.astype(np.float64))
         count, columns = updates.shape
@@ -138,8 +136,8 @@ def filter_updates(
 def lower_bound(cosines: Iterable[float], deviations: float) -> float:
     """Return the value so many robust deviations below the median."""
     values = np.array([*cosines])
-    centre = float(np.median(values))
-    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(values - centre)))
+    centre = median(values)
+    deviation = MAD_TO_DEVIATION * median(np.abs(values - centre))
     return centre - deviations * max(deviation, _LEAST_DEVIATION)
 
 
