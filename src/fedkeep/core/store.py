@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class _Entry:
     __slots__ = ("arrival", "id", "key", "region", "score", "uses", "x", "y")
 
     def __init__(
-        self, id_: int, x: AnyArray, y: int, region: int, score: float, arrival: int
+        self, id_: int, x: AnyArray, y: Any, region: int, score: float, arrival: int
     ) -> None:
         self.id, self.x, self.y, self.region = id_, x, y, region
         self.score, self.arrival, self.uses = score, arrival, 0
@@ -62,7 +62,7 @@ _key: Callable[[_Entry], _Key] = attrgetter("key")
 
 def _entry_of(batch: Batch, i: int, region: int, scores: Scores, arrivals: IntArray) -> _Entry:
     """Make the entry of a sample, with its own copy of the features."""
-    x, y = batch.x[i].copy(), int(batch.y[i])
+    x, y = batch.x[i].copy(), _own(batch.y[i])
     return _Entry(int(batch.ids[i]), x, y, region, float(scores[i]), int(arrivals[i]))
 
 
@@ -100,6 +100,8 @@ class MemoryStore:
         self._pressure: list[int] = []
         """How far each region is above its quota, and then how much it holds, in one number."""
         self._weigh()
+        self._no_target: AnyArray = _ints([])
+        """What an empty store has for targets: labels, until numbers to predict have come."""
         self._samples: tuple[Batch, IntArray, IntArray] | None = None
         """What `stored` says of samples, regions and arrivals, until one of them changes."""
         self._unranked = False
@@ -130,6 +132,7 @@ class MemoryStore:
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
         self._settle()
+        self._notice(batch.y)
         if self.regions == 1 and len(batch) > len(self._entries):
             if self._is_queue(batch.ids, scores, arrivals):
                 return self._offer_to_queue(batch, scores, arrivals)
@@ -181,7 +184,7 @@ class MemoryStore:
             least = unknown.copy()
         # Most of them may have left again: only what stays is copied.
         for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
-            entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+            entry.x, entry.y = batch.x[i].copy(), _own(batch.y[i])
         return Outcome(
             _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
         )
@@ -254,7 +257,9 @@ class MemoryStore:
         entries = self._by_arrival()
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
-            batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
+            y = np.array([e.y for e in entries], dtype=self._no_target.dtype)
+            y = y.reshape(len(entries), *self._no_target.shape[1:])
+            batch = Batch(x, y, _ints([e.id for e in entries]))
             self._samples = (
                 batch,
                 _ints([e.region for e in entries]),
@@ -288,6 +293,24 @@ class MemoryStore:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
+    def label_of(self, id_: int) -> Any:
+        """Give the label of a stored sample; None if no sample of that id is stored."""
+        entry = self._entries.get(id_)
+        return None if entry is None else entry.y
+
+    def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
+        """Correct the label of a stored sample; what no longer fits its region's slots goes."""
+        entry = self._entries[id_]
+        self._drop(entry)
+        entry.y, entry.region, entry.score = label, region, score
+        entry.key = (self.after_use.tier(entry.uses), score, entry.arrival)
+        self._insert(entry)
+        if not score > -np.inf:
+            return [self._drop(entry)]
+        if entry.uses and self.after_use.name == "discount":
+            self._rank(self._ranked[region])
+        return self.configure(_ints(self._quotas))
+
     def ranks(self) -> dict[str, AnyArray]:
         """Give what decides which sample leaves first, by arrival, without the samples."""
         self._settle()
@@ -320,13 +343,19 @@ class MemoryStore:
         self._entries, self._samples, self._unranked = {}, None, False
         self._ranked = [[] for _ in self._quotas]
         self._weigh()
-        plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
-        for x, id_, y, region, score, arrival, uses, tier, effective in zip(
-            state["x"], *(state[name].tolist() for name in plain), strict=True
+        plain = ("ids", "regions", "scores", "arrivals", "uses", "tiers", "effective")
+        self._notice(state["y"])
+        for x, y, id_, region, score, arrival, uses, tier, effective in zip(
+            state["x"], state["y"], *(state[name].tolist() for name in plain), strict=True
         ):
-            entry = _Entry(id_, x.copy(), y, region, score, arrival)
+            entry = _Entry(id_, x.copy(), _own(y), region, score, arrival)
             entry.uses, entry.key = uses, (tier, effective, arrival)
             self._insert(entry)
+
+    def _notice(self, y: AnyArray) -> None:
+        """Note the form of targets that are no labels."""
+        if y.dtype.kind == "f" and self._no_target.dtype.kind != "f":
+            self._no_target, self._samples = np.empty((0, *y.shape[1:])), None
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
@@ -414,6 +443,11 @@ class MemoryStore:
         lowest = ranked[0] is entry
         del ranked[0 if lowest else ranked.index(entry, bisect_left(ranked, entry.key, key=_key))]
         return entry.id
+
+
+def _own(y: Any) -> Any:
+    """One sample's target in memory of its own: a number, or several."""
+    return y.copy() if y.ndim else y.item()
 
 
 def _ints(values: list[int]) -> IntArray:
