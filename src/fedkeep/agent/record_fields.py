@@ -24,9 +24,12 @@ _decoder = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(slots=True)
 class Record:
-    """One record as it came: nothing about it is believed yet."""
+    """One record as it came: nothing about it is believed yet.
 
-    x: Any
+    Without `y` it is a sample that waits for its label; without `x`, the label of another record.
+    """
+
+    x: Any = None
     y: Any = None
     id: Any = None
     time: Any = None
@@ -77,12 +80,11 @@ class FieldNames:
             return None
 
     def take(self, table: Mapping[str, Any]) -> Record | None:
-        """Return the record of a table; None where it lacks its numbers or its label."""
-        found = {name: _at(table, path) for name, path in self._paths.items()}
-        x, y = found["x"], found["y"]
-        if y is _MISSING or not isinstance(x, list | str | bytes):
+        """Return the record of a table; None where it is neither a sample nor another's label."""
+        found = (_at(table, self._paths[name]) for name in NAMES)
+        x, y, id_, time = (None if value is _MISSING else value for value in found)
+        if not isinstance(x, list | str | bytes | None) or (x is None and None in (y, id_)):
             return None
-        id_, time = (None if found[n] is _MISSING else found[n] for n in ("id", "time"))
         fields: dict[str, Scalar] = {}
         if len(table) > 2:
             _collect(table, "", self._taken, fields, _DEEPEST)

@@ -228,6 +228,7 @@ class Participation:
             self._rescore()
         device.expire()
         device.selection.divide()
+        device.pseudo_label()
         gradient, count = device.sender.message(device.gist)
         return Report(
             round=order.round,

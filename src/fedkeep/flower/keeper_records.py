@@ -164,7 +164,7 @@ def encode(vector: Vector) -> bytes:
 
 
 def decode(raw: bytes) -> Vector:
-    """Return the vector that `encode` wrote.
+    """Return the vector that `encode` wrote: a read-only view of it.
 
     Raises
     ------
@@ -173,4 +173,4 @@ def decode(raw: bytes) -> Vector:
     """
     if len(raw) % _FLOAT.itemsize:
         raise RejectedError(RejectionReason.MALFORMED, f"{len(raw)} bytes are no vector of float32")
-    return np.frombuffer(raw, dtype=_FLOAT).astype(np.float32)
+    return np.frombuffer(raw, dtype=_FLOAT).astype(np.float32, copy=False)

@@ -27,7 +27,7 @@ from fedkeep.core.gradients.layout import sketch_of
 from fedkeep.core.rounds import Rejection
 from fedkeep.core.screening import Limits, screen_gradient, screen_sketch
 from fedkeep.core.types import DeviceId, Report, Vector
-from fedkeep.flower.exchange import PromptGrid
+from fedkeep.flower.exchange import PromptGrid, give_back_large_arrays
 from fedkeep.flower.keeper_records import GRADIENT, KEEPER, RANK, add_orders, read_gradient
 from fedkeep.flower.reply_updates import ModelLayout, updates_in
 from fedkeep.flower.rounds import Rejections
@@ -164,6 +164,7 @@ class KeeperStrategy(Strategy):
         **named: Any,
     ) -> Result:
         """Run Flower's own loop, over a grid that returns as soon as the last reply is there."""
+        give_back_large_arrays()
         if self._records is not None:
             path = _record_path(Path(self._records), grid)
             log.info("the record is %s; see it by: fedkeep watch %s", path, path.parent)
@@ -412,7 +413,8 @@ class KeeperStrategy(Strategy):
         merged = result.merged.reports
         out = {node for node, r in merged.items() if r.weight == 0 < valid[node].weight}
         for node in merged:
-            updates[node].replace(valid[node], merged[node])
+            counts = replace(merged[node], model=result.merged.model_of(node))
+            updates[node].replace(valid[node], counts)
         out |= updates.keys() - merged.keys()
         counted = [reply for reply in replies if reply.metadata.src_node_id not in out]
 

@@ -102,9 +102,11 @@ def number_scores(predicted: AnyArray, y: AnyArray) -> NumberScores:
     return NumberScores(float(np.sqrt(squared)), float(np.abs(off).mean()), r_squared(squared, y))
 
 
-def r_squared(mean_squared: float | FloatArray, y: AnyArray) -> float:
-    """Compute 1 - MSE / variance of these targets, at least `WORST_R2`."""
+def r_squared(mean_squared: float, y: AnyArray) -> float:
+    """Compute 1 - MSE / variance of these targets, at least `WORST_R2`; NaN of no sample."""
     variance = float(np.asarray(y, dtype=np.float64).var(axis=0).mean())
+    if np.isnan(mean_squared):
+        return float("nan")
     if variance == 0:
         return 1.0 if mean_squared == 0 else WORST_R2
-    return max(WORST_R2, 1 - float(mean_squared) / variance)
+    return max(WORST_R2, 1 - mean_squared / variance)

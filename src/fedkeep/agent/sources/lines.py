@@ -24,7 +24,8 @@ class LinesSource(Source):
     a pipe is held back.
 
     A JSON line is `{"x": [...], "y": 3, "id": "any name", "time": "2026-03-01T12:00:00Z"}`, or has
-    these under other names; a CSV has a header with the columns `y` and `id`.
+    these under other names; a CSV has a header with the columns `y` and `id`. A sample whose label
+    comes later has no `y`, or an empty one; its label comes with the `id` and without numbers.
     """
 
     path: str = "-"
@@ -181,8 +182,11 @@ class LinesSource(Source):
     ) -> Record | None:
         row = _row(line)
         try:
-            x = [float(row[i]) for i in features]
-            return Record(x, float(row[label]), None if name is None else _csv_id(row[name]))
+            filled = any(row[i].strip() for i in features)
+            x = [float(row[i]) for i in features] if filled else None
+            y = float(row[label]) if row[label].strip() else None
+            found = None if name is None else _csv_id(row[name])
+            return None if x is None and None in (y, found) else Record(x, y, found)
         except (ValueError, IndexError):
             return None
 

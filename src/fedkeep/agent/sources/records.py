@@ -40,6 +40,7 @@ class RecordsSource(Source):
     """Records on a TCP or Unix socket.
 
     Each is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`.
+    A sample whose label comes later has no `y`; its label comes with the `id` and without `x`.
     """
 
     address: str = "tcp://127.0.0.1:9107"
@@ -119,7 +120,7 @@ class RecordsSource(Source):
                 try:
                     record = self._names.take(_decoder.decode(payload))
                     if record is None:
-                        raise ValueError("a record without x or y")
+                        raise ValueError("neither a sample nor the label of another record")
                     if isinstance(record.x, bytes):
                         record.x = np.frombuffer(record.x, self._dtype)
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
