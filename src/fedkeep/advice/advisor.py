@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeep.advice.budget import spend_on_device
 from fedkeep.advice.profile import DatasetProfile, describe
 from fedkeep.advice.trial import FIFO, Trial, TrialSettings, capacities_within
 from fedkeep.advice.verdict import sentences
@@ -133,7 +134,9 @@ def advise(
             f"stopped before any run had ended: the same call goes on from there ({folder}), with "
             "more minutes it gets further"
         )
-    found = sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)
+    found = [*sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)]
+    if bytes is not None:
+        found.append(f"By the rule for bytes, {spend_on_device(bytes, federation).reason}.")
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
     files = trial.settings.write_files(folder, method, federation, first_seed)

@@ -320,6 +320,17 @@ def budget_for(config: AgentConfig, count: int) -> int:
     return least_budget(config.store, config.form, _state_bytes(spec), count)
 
 
+def slots_within(config: AgentConfig) -> int:
+    """Return how many samples the budget of a configuration holds; 0 where it holds none."""
+    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
+    privacy = config.method.privacy if config.accounted else None
+    spec = _state_spec(config, learner, privacy)
+    try:
+        return plan(config.store, config.form, _state_bytes(spec)).capacity
+    except ConfigError:
+        return 0
+
+
 def _memory_store(config: AgentConfig) -> MemoryStore:
     regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
     return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))

@@ -7,7 +7,7 @@ import numpy as np
 from fedkeep.core.aggregation.robust.filter import CONFLICT_DEVIATIONS, lower_bound
 from fedkeep.core.aggregation.rows import UpdateRows
 from fedkeep.core.gradients.layout import GradientLayout
-from fedkeep.core.types import AnyArray, BoolArray, FloatArray, Report
+from fedkeep.core.types import BoolArray, Report
 
 
 def inconsistent_gradients(
@@ -37,17 +37,13 @@ def inconsistent_gradients(
         for row, (report, update) in enumerate(zip(reports[rows], group, strict=True), rows.start):
             gradient = report.local_gradient
             if gradient is not None:
-                valued = _represented(update, len(gradient), layout)
+                if layout is None:
+                    valued = update[len(update) - len(gradient) :]
+                else:
+                    valued = layout.of_gradient(update)
                 lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
                 cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
     slack = min(lower_bound(known, CONFLICT_DEVIATIONS), 0.0) if len(known) else 0.0
     below: BoolArray = np.less(cosines, slack)  # False where there is no gradient
     return below
-
-
-def _represented(update: FloatArray, count: int, layout: GradientLayout | None) -> AnyArray:
-    """Return an update as gradients of so many numbers are represented."""
-    if layout is None:
-        return update[len(update) - count :]
-    return layout.of_gradient(update.astype(np.float32))
