@@ -265,8 +265,13 @@ def budget_for(config: AgentConfig, samples: int) -> int:
     """Return the smallest budget in bytes that holds this many samples beside all else."""
     learner = learner_of(config.model, config.samples.shape, config.samples.labels)
     privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
-    return least_budget(config.store, config.form, _state_bytes(spec), samples)
+    state = _state_bytes(_state_spec(config, learner, privacy))
+
+    def state_of(options: StoreOptions) -> int:
+        """Erased ids are all that a budget changes of it."""
+        return state + options.erasure_bytes - config.store.erasure_bytes
+
+    return least_budget(config.store, config.form, state_of, samples)
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
