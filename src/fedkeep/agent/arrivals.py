@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
-from fedkeep.core.types import AnyArray, Batch, BoolArray
+from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray
 from fedkeep.protocol.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,12 @@ class Arrival:
     acknowledge: Acknowledge | None = None
     draw: int = -1
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it has none."""
+    fields: dict[str, Scalar] = field(default_factory=dict)
+    """What else the record says of itself: numbers, texts and flags by name, few and short."""
+    label_only: bool = False
+    """Whether it is the label of a sample that came before, or will come."""
 
     def answer(self, fate: str) -> None:
         """Give the sender the sample's fate, if it wants to know.
@@ -135,9 +142,9 @@ class IngestQueue:
             Whether the sample got a place or a fate; False once the agent stops. Then it stays
             unanswered, and whoever can send it again does so to the agent that comes next.
         """
-        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
-        if arrival.x is None:
-            self.refuse("shape", arrival.source, came, count=0)
+        self._shape(arrival)
+        # A label is small, and one that is skipped would cost the sample that waits for it.
+        wait = wait or arrival.label_only
         skipped: list[Arrival] = []
         with self._changed:
             if not wait and rule == "sample" and not self.held:
@@ -162,6 +169,14 @@ class IngestQueue:
         for one in skipped:
             one.answer("skipped")
         return True
+
+    def _shape(self, arrival: Arrival) -> None:
+        """Bring a sample's numbers into the samples' form; None where they are none."""
+        if arrival.label_only:
+            return
+        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
+        if arrival.x is None:
+            self.refuse("shape", arrival.source, came, count=0)
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
         """Count what could not even be read as a sample, and keep how it began.
@@ -306,6 +321,9 @@ class Source:
         y: Any,
         id: Any = None,  # noqa: A002 - the record's own word
         acknowledge: Acknowledge | None = None,
+        *,
+        time: Any = None,
+        fields: Mapping[str, Scalar] | None = None,
     ) -> bool:
         """Hand a record over as the source's `overload` says.
 
@@ -314,19 +332,42 @@ class Source:
         intake
             The agent's queue, as `run` got it.
         x, y, id
-            The record as it came; the agent refuses what is no sample, and says why.
+            The record as it came; the agent refuses what is no sample, and says why. Without `y`
+            the sample waits for its label; without `x` this is the label of another record.
         acknowledge
             Called once with the record's fate, in the agent's thread: only then may the record be
             deleted, acknowledged or forgotten. None: the stream has no way back.
+        time
+            The record's own time: ISO 8601 text, or seconds, milliseconds ... since 1970.
+        fields
+            What else it says of itself, by name; what is no scalar, or too much, is left out.
 
         Returns
         -------
         bool
             False once the agent stops: the record got no fate, and must stay.
         """
-        arrival = Arrival(x, y, id, self.name, acknowledge)
+        arrival = Arrival(
+            x, y, id, self.name, acknowledge, time=own_time(time), label_only=x is None
+        )
+        if fields:
+            arrival.fields = known_fields(fields)
         rule: Literal["sample", "drop"] = "drop" if self.overload == "drop" else "sample"
         return intake.offer(arrival, wait=self.overload == "wait", rule=rule)
+
+    def deliver_record(
+        self, intake: IngestQueue, record: Record, acknowledge: Acknowledge | None = None
+    ) -> bool:
+        """Hand over a record as `FieldNames` took it apart."""
+        return self.deliver(
+            intake,
+            record.x,
+            record.y,
+            record.id,
+            acknowledge,
+            time=record.time,
+            fields=record.fields,
+        )
 
 
 class OutlierFilter:
@@ -367,6 +408,8 @@ def screen(
     magnitudes: OutlierFilter,
     ids: SampleIds,
     stored: Mapping[int, Any],
+    *,
+    labelled: bool = True,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """Return the valid samples as a batch with their arrivals, and the others with a reason each.
 
@@ -382,6 +425,8 @@ def screen(
         The bound on the size of a sample's numbers.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    labelled
+        Whether samples must have a label; else they are taken without one.
     """
     x = np.stack(
         [
@@ -389,7 +434,7 @@ def screen(
             for arrival in arrivals
         ]
     )
-    y = np.array([_number(arrival.y) for arrival in arrivals])
+    y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
     # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
@@ -423,6 +468,48 @@ def screen(
         refused.append((arrival, reason))
     batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
+
+
+def screen_labels(
+    arrivals: list[Arrival],
+    labels: int,
+    erased: Container[int],
+    ids: SampleIds,
+    stored: Mapping[int, Any],
+) -> tuple[IntArray, IntArray, list[Arrival], list[tuple[Arrival, str]]]:
+    """Return the ids and labels of records that hold a label alone, and those that are wrong.
+
+    Parameters
+    ----------
+    arrivals
+        What came, all from one source.
+    labels
+        How many labels there are.
+    erased
+        The numbers of erased samples, whose labels are refused.
+    ids, stored
+        How ids become numbers, and what is known of each stored sample by its number.
+    """
+    numbers, found, sound, refused = [], [], [], []
+    for arrival in arrivals:
+        label, given = _number(arrival.y), arrival.id
+        if not (label.is_integer() and 0 <= label < labels):
+            refused.append((arrival, "label"))
+        elif not isinstance(given, str | bytes | int | float) or _is_nan(given):
+            refused.append((arrival, "id"))
+        else:
+            number = recognised(ids, arrival.source, given, b"", stored)
+            if is_erased(ids, number, given, b"", erased):
+                refused.append((arrival, "erased"))
+                continue
+            numbers.append(number)
+            found.append(int(label))
+            sound.append(arrival)
+    return np.array(numbers, dtype=np.int64), np.array(found, dtype=np.int64), sound, refused
+
+
+def _is_nan(given: object) -> bool:
+    return isinstance(given, float) and math.isnan(given)
 
 
 def _number(y: object) -> float:

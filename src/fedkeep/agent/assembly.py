@@ -244,11 +244,13 @@ def assemble(config: AgentConfig) -> Agent:
         index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
-        store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
+        slots = layout.capacity - config.method.waiting.slots(layout.capacity)
+        store = DurableStore(opened.file, index, config.form, decisions, clock, slots)
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         device = _make_device(config, learner, store, layout.capacity, draw_seed)
         agent = Agent(device, store, layout.reserve, config)
         state = _carried_over(store.load(opened.blobs), opened, spec)
+        _check_waiting(config, layout, len(store.records))
         damaged = bool(opened.file.damage)
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
@@ -259,6 +261,21 @@ def assemble(config: AgentConfig) -> Agent:
         opened.file.disk.close()
         raise
     return agent
+
+
+def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> None:
+    """Rejects a waiting room that would take slots in which samples are stored."""
+    waiting = config.method.waiting
+    if waiting.slots(layout.capacity) + stored > layout.capacity and stored:
+        capacity = layout.capacity
+        while capacity - waiting.slots(capacity) < stored:
+            capacity += 1
+        least = least_budget(config.store, config.form, layout.state_bytes, capacity)
+        raise ConfigError(
+            f"{config.store.path} holds {stored} samples, and [waiting] share = {waiting.share:g} "
+            f"leaves {layout.capacity - waiting.slots(layout.capacity)} slots to them: set "
+            f"[store] budget to {least} or more, or a smaller share"
+        )
 
 
 def budget_for(config: AgentConfig, samples: int) -> int:
@@ -294,6 +311,7 @@ def _make_device(
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
         seed=config.agent.seed,
         draw_seed=draw_seed,
+        journal=store if isinstance(store, DurableStore) else None,
     )
 
 

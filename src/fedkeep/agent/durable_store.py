@@ -25,6 +25,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
+from fedkeep.core.waiting import UNLABELLED, Departure
 from fedkeep.encoding import SampleCodec
 
 COPIES = 2
@@ -57,6 +58,9 @@ class DurableStore:
 
     A sample's record is written once. Scores that change later go into small arrays of ranks beside
     it.
+
+    It is the journal of a waiting room, too. A sample that waits is a record without a label; its
+    label, like one that is corrected, comes with a record that takes the former one's place.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class DurableStore:
         self.file, self._index, self.codec = file, index, form.codec()
         self.stored, self.ranks = index.stored, index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
+        self.label_of = index.label_of
         self.log, self.clock = log, clock
         self.model_version = -1
         """Noted with every decision; the agent sets it when a new model arrives."""
@@ -91,6 +96,13 @@ class DurableStore:
 
         Also before `restore` has put them to use.
         """
+        self.unlabelled: dict[int, SampleMetadata] = {}
+        """What is known of each sample that waits for its label."""
+        self._before: dict[int, SampleMetadata] = {}
+        """The same of samples whose label has just come."""
+        self._swaps = False
+        """Whether records give way to others of the same samples: then a commit must be atomic,
+        or a crash could leave neither."""
         self._blobs: dict[int, int] = {}
         self.staged: dict[int, tuple[bytes, int | None]] = {}
         """Samples that the next commit has to write, encoded, each with the blob whose place it
@@ -102,6 +114,7 @@ class DurableStore:
         self._obsolete: list[int] = []
         """Other blobs that go with the next commit: their samples have left, or are there anew."""
         self._samples: dict[int, bytes] = {}
+        self._waiting_rows: dict[int, bytes] = {}
         self._sources = [""]
         self.readable = False
         """Whether all that samples cannot be read without is on the disk.
@@ -142,6 +155,11 @@ class DurableStore:
             )
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
+            if (before := self._before.pop(note.id, None)) is not None:
+                # What bounds its stay counts from when it first came.
+                note = note._replace(
+                    taken=before.taken, wall=before.wall, source=before.source, name=before.name
+                )
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
                 row = (
@@ -150,13 +168,83 @@ class DurableStore:
                 )
                 content = join_name(row, note.name, self.name_bytes)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
-                sources = [*self._sources, self.source]
-                if (
-                    self.source not in self._sources
-                    and len("\n".join(sources).encode()) <= SOURCE_NAMES
-                ):
-                    self._sources, self.readable = sources, False
+                self._name_source()
+        self._before.clear()
         return outcome
+
+    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+        """Correct the label of a stored sample: its record is written anew, in its place."""
+        note = self.records[id_]._replace(label=label, region=region, score=score)
+        x = self._index.stored().batch
+        [row] = self.codec.encode(x.x[x.ids == id_])
+        place = self._discard(id_)
+        self.records[id_] = note
+        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self._swaps = True
+        model, wall = self.model_version, self.clock.wall()
+        self.log.add(note._replace(model_version=model, wall=wall, displaced=-1), Verdict.CORRECTED)
+        return self._let_go(self._index.relabel(id_, label, region, score), Verdict.DROPPED)
+
+    def waits(self, id_: int, x: AnyArray, arrival: int, displaced: int | None) -> None:
+        """Stage a sample without a label, in the place of the one it displaced, if any."""
+        place = None
+        if displaced is not None:
+            place = self._discard(displaced)
+            self._log_left(displaced, Verdict.UNLABELLED)
+        note = SampleMetadata(
+            id_,
+            arrival,
+            displaced=-1 if displaced is None else displaced,
+            label=UNLABELLED,
+            model_version=self.model_version,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            name=self.names.get(id_, "") if self.name_bytes else "",
+        )
+        self.log.add(note, Verdict.WAITING)
+        # Where a damaged file gives back too many, those that never were scored go first.
+        note = note._replace(score=-np.inf)
+        row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        self.unlabelled[id_] = note
+        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self._name_source()
+
+    def leaves(self, id_: int, how: Departure) -> None:
+        """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
+        note = self.unlabelled[id_]
+        place = self._discard(id_)
+        if place is not None:
+            self._obsolete.append(place)
+        if how in (Departure.LABELLED, Departure.PSEUDO):
+            self._before[id_] = note
+            self._swaps = True
+        else:
+            self._log_left(id_, Verdict.UNLABELLED)
+
+    def waiting(self) -> tuple[AnyArray, IntArray, IntArray]:
+        """Give the samples that the file holds without a label, their ids and arrival numbers."""
+        notes = [note for note in self.unlabelled.values() if note.id in self._waiting_rows]
+        ids = np.array([note.id for note in notes], dtype=np.int64)
+        arrivals = np.array([note.arrival for note in notes], dtype=np.int64)
+        x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
+        self._waiting_rows = {}
+        return x, ids, arrivals
+
+    def drop_unlabelled(self) -> int:
+        """Let all go that waits, where there is no waiting room any more."""
+        ids = [*self.unlabelled]
+        for id_ in ids:
+            self.leaves(id_, Departure.DISPLACED)
+        self._waiting_rows = {}
+        return len(ids)
+
+    def _name_source(self) -> None:
+        """Give the present source a number, if there is room for its name."""
+        sources = [*self._sources, self.source]
+        fits = len("\n".join(sources).encode()) <= SOURCE_NAMES
+        if self.source not in self._sources and fits:
+            self._sources, self.readable = sources, False
 
     def rescore(self, scores: Scores) -> list[int]:
         """Rank what is stored anew; returns the ids of what was dropped."""
@@ -231,22 +319,30 @@ class DurableStore:
 
         Returns how many there were.
         """
+        ids = [*ids]
+        waited = [id_ for id_ in ids if id_ in self.unlabelled]
         gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
         state = self._index.snapshot()
         keep = ~np.isin(state["ids"], gone)
         state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
         self._index.restore(state)
         self._settled = {}
-        self.log.forget(gone)
-        return len(self._let_go(gone.tolist(), verdict))
+        self.log.forget(np.concatenate([gone, np.array(waited, dtype=np.int64)]))
+        for id_ in waited:
+            place = self._discard(id_)
+            if place is not None:
+                self._obsolete.append(place)
+            self._log_left(id_, verdict)
+        return len(waited) + len(self._let_go(gone.tolist(), verdict))
 
     def load(self, blobs: list[Blob]) -> State:
         """Take over what a file holds.
 
         Returns the arrays that others committed with the samples.
         """
-        self.records, self._blobs = {}, {}
-        self._samples, self.staged = {}, {}
+        self.records, self._blobs, self.unlabelled = {}, {}, {}
+        self._samples, self.staged, self._waiting_rows = {}, {}, {}
+        self._before, self._swaps = {}, False
         newest = record.newest_of(blobs)
         self._obsolete = sorted(
             {blob.number for blob in blobs} - {blob.number for blob in newest.values()}
@@ -259,10 +355,15 @@ class DurableStore:
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
             row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
+            self._blobs[note.id] = blob.number
+            if note.label == UNLABELLED:
+                self.unlabelled[note.id] = note._replace(name=name)
+                self._waiting_rows[note.id] = row
+                continue
             self.records[note.id] = note._replace(
                 region=note.label if self._index.regions > 1 else 0, name=name
             )
-            self._blobs[note.id], self._samples[note.id] = blob.number, row
+            self._samples[note.id] = row
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
@@ -298,15 +399,20 @@ class DurableStore:
             }
             replaced = [name for name in self._written if name in changed or name not in arrays]
         staged = sorted(self.staged.items(), key=lambda item: item[1][1] is None)
+        notes = [self.records.get(id_) or self.unlabelled[id_] for id_, _ in staged]
+        rows = [row for _, (row, _) in staged]
         add = [
-            record.encode_sample(self.records[id_], row, self._sources) for id_, (row, _) in staged
+            record.encode_sample(note, row, self._sources)
+            for note, row in zip(notes, rows, strict=True)
         ]
         add += changed.values()
         remove = [place for _, (_, place) in staged if place is not None]
         remove += [*self._obsolete, *(self._written[name][0] for name in replaced)]
         if not add and not remove and not wipe:
             return
-        numbers = self.file.commit(add, remove, wipe=wipe, atomic=state is not None)
+        atomic = state is not None or self._swaps
+        numbers = self.file.commit(add, remove, wipe=wipe, atomic=atomic)
+        self._swaps = False
         for name in replaced:
             del self._written[name]
         for (name, (_, data)), number in zip(changed.items(), numbers[len(staged) :], strict=True):
@@ -320,6 +426,7 @@ class DurableStore:
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
+        self.unlabelled.pop(id_, None)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
     def _let_go(self, ids: list[int], verdict: Verdict) -> list[int]:
@@ -331,11 +438,13 @@ class DurableStore:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
-            self.log.add(
-                SampleMetadata(id_, model_version=self.model_version, wall=self.clock.wall()),
-                verdict,
-            )
+            self._log_left(id_, verdict)
         return ids
+
+    def _log_left(self, id_: int, verdict: Verdict) -> None:
+        """Log that a sample left, and nothing of what it was."""
+        note = SampleMetadata(id_, model_version=self.model_version, wall=self.clock.wall())
+        self.log.add(note, verdict)
 
 
 def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob]) -> list[str]:

@@ -280,6 +280,12 @@ class Verdict(IntEnum):
     EXPIRED = 11
     DROPPED = 12
     """It no longer fitted the quotas, or its new score ruled it out."""
+    WAITING = 13
+    """It came without a label, and waits for it."""
+    UNLABELLED = 14
+    """It left the waiting room without a label."""
+    CORRECTED = 15
+    """It is stored under another label from now on."""
 
 
 def _logged(policy: str) -> bytes:

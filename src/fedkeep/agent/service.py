@@ -5,7 +5,7 @@ Its local API, one message after another on a Unix socket, and its metrics.
 
 import logging
 import socket
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import groupby
@@ -110,7 +110,8 @@ class Service:
         if asked == messages.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
         with self._agent.lock:
-            notes = self._agent.store.notes()
+            store = self._agent.store
+            notes = [*store.notes(), *store.unlabelled.values()]
             named = None if asked.id is None else self._numbers(asked.id, asked.namespace)
             ids = [
                 note.id
@@ -141,15 +142,18 @@ class Service:
     def _reasons(self, name: str, namespace: str | None) -> messages.Reasons:
         """Return the decisions on every sample whose id is written like this, oldest first."""
         store = self._agent.store
-        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
+        known = ChainMap(store.records, store.unlabelled)
+        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in known)
         found = {reason for id_ in numbers for reason in store.log.about(id_)}
         decisions = sorted(found, key=lambda reason: reason.time)
         stored = any(id_ in store.records for id_ in numbers)
-        return messages.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
+        waits = any(id_ in store.unlabelled for id_ in numbers)
+        return messages.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers), waits)
 
     def _numbers(self, name: str, namespace: str | None) -> set[int]:
         """Return the numbers of all ids that are written like this, here or in one namespace."""
-        sources = {note.source for note in self._agent.store.records.values() if note.source}
+        known = ChainMap(self._agent.store.records, self._agent.store.unlabelled)
+        sources = {note.source for note in known.values() if note.source}
         return self._agent.ids.matches(name, sources, namespace)
 
     def _evaluate(self, model: Vector) -> messages.Evaluated:
@@ -227,7 +231,19 @@ def summarise(agent: Agent) -> messages.Status:
             sample_bytes=store.file.geometry.cell_size,
             gist=known,
             waiting=agent.waiting,
+            unlabelled=_waiting(agent),
         )
+
+
+def _waiting(agent: Agent) -> messages.WaitingStatus | None:
+    """Return the figures of the waiting room; None without one."""
+    room = agent.device.waiting
+    if room is None:
+        return None
+    early = len(room.early)
+    return messages.WaitingStatus(
+        len(room), room.slots, room.options.rule, early, dict(room.counts)
+    )
 
 
 def vitals(agent: Agent) -> messages.DeviceStats:
@@ -323,6 +339,20 @@ class Collector:
                     )
                     gauge.add_metric([status.gist.name], value)
                     yield gauge
+        if (room := status.unlabelled) is not None:
+            yield GaugeMetricFamily(
+                "fedkeep_waiting_samples", "Samples that wait for their label", room.samples
+            )
+            yield GaugeMetricFamily("fedkeep_waiting_slots", "Slots for them", room.slots)
+            yield GaugeMetricFamily(
+                "fedkeep_early_labels", "Labels that came before their samples", room.early_labels
+            )
+            left = CounterMetricFamily(
+                "fedkeep_waiting", "Samples without a label by what became of them", labels=["fate"]
+            )
+            for name, count in room.counts.items():
+                left.add_metric([name], count)
+            yield left
         disk = self.agent.store.file.disk
         for name, text, count in (
             ("written_bytes", "Bytes handed to the store's file since the start", disk.written),

@@ -57,6 +57,9 @@ _NAMED_BY_OPTION = {"aggregation": "fedavg"}
 Custom classes, by `module:Class`, stand among the names of the form all the same.
 """
 
+_LATER = frozenset({"waiting"})
+"""Tables that version 1 does not have: part of the form where something in them is set."""
+
 _DEFAULTS: dict[str, Table] = {
     "storage": {
         "revalue": True,
@@ -295,7 +298,9 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
         "names": names,
     }
     for key, options in tables.items():
-        form[key] = _set_options(key, names.get(key), options)
+        found = _set_options(key, names.get(key), options)
+        if found or key not in _LATER:
+            form[key] = found
     for key, default in _NAMED_BY_OPTION.items():
         if ":" in names.get(key, default):
             continue

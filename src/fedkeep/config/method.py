@@ -22,6 +22,7 @@ from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
+from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.loading import find_component
 from fedkeep.privacy.options import PrivacyOptions
@@ -33,12 +34,13 @@ DEVICE_TABLES: dict[str, type[Any]] = {
     "estimator": EstimatorOptions,
     "gist": GistOptions,
     "privacy": PrivacyOptions,
+    "waiting": WaitingOptions,
 }
 """The tables of `MethodConfig`, beside those of policy and aggregation."""
 _SERVER_TABLES: dict[str, type[Any]] = {"train": TrainOptions, "limits": Limits}
 METHOD_TABLES: dict[str, type[Any]] = {
     key: {**DEVICE_TABLES, **_SERVER_TABLES}[key]
-    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy")
+    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy", "waiting")
 }
 """The tables of a method, in the order in which they are written down."""
 _OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
@@ -51,6 +53,7 @@ DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
 _DEVICE_KEYS: dict[str, frozenset[str]] = {
     "storage": frozenset(field.name for field in fields(StorageOptions)),
+    "waiting": frozenset(field.name for field in fields(WaitingOptions)),
     "gist": frozenset({"drift_weight", "label_matching", "max_ess", "encoding"}),
     "privacy": frozenset(
         {
@@ -94,6 +97,7 @@ class MethodConfig:
     gist: GistOptions
     aggregation: Aggregator
     privacy: PrivacyOptions
+    waiting: WaitingOptions
     names: dict[str, str]
     """The registered names of the policy, and of whatever else was found by its name."""
 
@@ -101,6 +105,11 @@ class MethodConfig:
         exchange = self.exchange
         if self.privacy.counts_samples:
             exchange.check_sample_privacy()
+        if self.waiting.share and self.policy.unbounded:
+            raise ConfigError(
+                f"policy '{self.policy_name}' keeps everything, so that nothing has to wait: "
+                "leave [waiting] out"
+            )
 
     @property
     def exchange(self) -> GradientExchange:

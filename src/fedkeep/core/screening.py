@@ -14,6 +14,7 @@ import numpy as np
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.planning.profiles import FASTEST
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, TrainOrder, Vector
 
 _ROUNDING = 1e-6
@@ -60,7 +61,11 @@ class Limits:
 
 
 def screen_samples(
-    x: Any, y: Any, shape: tuple[int, ...], labels: int
+    x: Any,
+    y: Any,
+    shape: tuple[int, ...],
+    labels: int,
+    targets: NumberTargets | None = None,
 ) -> tuple[BoolArray, Counter[str]]:
     """Find which samples are valid.
 
@@ -72,6 +77,8 @@ def screen_samples(
         The shape of one sample.
     labels : int
         How many labels there are.
+    targets : NumberTargets, optional
+        What targets look like that are numbers; None: `y` are labels.
 
     Returns
     -------
@@ -84,7 +91,9 @@ def screen_samples(
         rejected["shape"] = len(y)
         return np.zeros(len(y), dtype=bool), rejected
     known: BoolArray = np.zeros(len(y), dtype=bool)
-    if np.issubdtype(y.dtype, np.integer) or np.issubdtype(y.dtype, np.floating):
+    if targets is not None:
+        known = targets.valid(y)
+    elif np.issubdtype(y.dtype, np.integer) or np.issubdtype(y.dtype, np.floating):
         with np.errstate(invalid="ignore"):
             known = (y >= 0) & (y < labels) & (y == np.floor(y))
     finite = np.isfinite(x).reshape(len(y), -1).all(axis=1)

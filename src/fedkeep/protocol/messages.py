@@ -209,6 +209,19 @@ class GistStatus(msgspec.Struct, frozen=True):
     """Relative correction norm."""
 
 
+class WaitingStatus(msgspec.Struct, frozen=True):
+    """Samples that wait for their labels."""
+
+    samples: int
+    slots: int
+    rule: str
+    early_labels: int
+    """Labels that came before their samples."""
+    counts: dict[str, int]
+    """Since the store was made: samples that arrived without a label, that were labelled, by the
+    model itself, displaced or expired before, and early labels that were forgotten."""
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Operating figures of an agent."""
 
@@ -236,6 +249,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """None of a device without a gist."""
     waiting: str = ""
     """Why nothing is valued at present; empty while arrivals are."""
+    unlabelled: WaitingStatus | None = None
+    """None of a device without a waiting room."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -295,6 +310,8 @@ class Reasons(msgspec.Struct, frozen=True, tag=True):
     decisions: tuple[Reason, ...]
     ids: tuple[int, ...] = ()
     """All numbers that ids written like this have, in every namespace that was asked for."""
+    waits: bool = False
+    """Whether it waits for its label."""
 
 
 class Erased(msgspec.Struct, frozen=True, tag=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkeep.agent.arrivals import IngestQueue, Overload, Source
-from fedkeep.agent.sources.lines import parse_json
+from fedkeep.agent.record_fields import FieldNames
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError, optional_import
 
@@ -58,6 +58,8 @@ class MqttSource(Source):
     """The certificate's private key, where it is not in the same file."""
     max_bytes: int | None = None
     """The longest message that is read; None: what the numbers of a sample can take as JSON."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Where messages that are not ours have `x`, `y`, `id`, `time`: `{ x = "payload.values" }`."""
     overload: Overload = field(default="sample", kw_only=True)
     """When the agent cannot keep up: `wait` holds the broker back, `sample` values an even
     sample, `drop` drops what comes meanwhile."""
@@ -76,6 +78,7 @@ class MqttSource(Source):
             raise ValueError("cert_file needs ca_file: without it the connection is not by TLS")
         if self.key_file is not None and self.cert_file is None:
             raise ValueError("key_file needs the cert_file that it belongs to")
+        self._names = FieldNames(self.fields)
         self._lock = threading.Lock()
         self._device = ""
         self._connection = 0
@@ -213,9 +216,9 @@ class MqttSource(Source):
         if connection != self._connection and message.qos:
             return True  # the broker sends it again by the new connection
         oversized = len(message.payload) > self._longest
-        record = None if oversized else parse_json(message.payload)
+        record = None if oversized else self._names.parse_json(message.payload)
         if record is not None:
-            return self.deliver(self._intake, record.x, record.y, record.id, acknowledge)
+            return self.deliver_record(self._intake, record, acknowledge)
         reason = "oversized" if oversized else "malformed"
         self._intake.refuse(reason, self.name, message.payload)
         acknowledge(f"refused.{reason}")

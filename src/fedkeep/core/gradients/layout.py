@@ -26,16 +26,19 @@ from math import prod, sqrt
 import numpy as np
 
 from fedkeep.core.seeds import generator
-from fedkeep.core.types import Vector
+from fedkeep.core.types import AnyArray, Vector
 
 AUTO_RANK = 16
 """The rank of `gist.rank = "auto"`: the smallest that kept what a whole gist gains on every task
 of the choice (docs/gist.md)."""
 _SEED = 20_170_311
 """Of the random signs: all devices of all fleets share it, so that sketches can be added."""
-_CACHED_MATRICES = 64
-_LEAST_SINGULAR_VALUE = 1e-5
-"""Over the largest: what is below is the rounding of a matrix of lower rank."""
+_CACHED_MATRICES = 512
+"""Two for each sketched weight, shared by all layouts of a process."""
+_RIDGE = 1e-12
+"""Over the sum of the squared singular values: smaller ones are the rounding of a lower rank."""
+_COLLINEAR = 1e-5
+"""The same for gradients that are known whole, whose products are made in float32."""
 
 
 class Block(ABC):
@@ -158,15 +161,14 @@ class SketchedBlock(Block):
         shortened, unless the rank is full and nothing has to be estimated.
         """
         y, z = self.products(numbers)
-        solved, *_ = np.linalg.lstsq(
-            (self.psi @ y).astype(np.float64), z.astype(np.float64), rcond=_LEAST_SINGULAR_VALUE
-        )
-        matrix = y @ solved.astype(np.float32)
-        length = float(np.linalg.norm(matrix))
+        solved = _least_squares(self.psi @ y, z).astype(np.float32)
+        # In the order of the weight itself: to transpose it takes longer than to multiply.
+        matrix = y @ solved if self._tall else solved.T @ y.T
+        flat: Vector = matrix.ravel()
+        length = sqrt(float(flat @ flat))
         estimate = float(np.linalg.norm(z)) / sqrt(self.rows)
         if self.rank < self._short and length > estimate:
-            matrix *= np.float32(estimate / length)
-        flat: Vector = (matrix if self._tall else matrix.T).ravel()
+            flat *= np.float32(estimate / length)
         return flat
 
     def products(self, numbers: Vector) -> tuple[Vector, Vector]:
@@ -315,7 +317,8 @@ class GradientLayout:
             return self.reconstruct(numbers)
         units = np.stack([one.numbers / np.float32(one.norm) for one in known])
         products = (units @ units.T).astype(np.float64)
-        shares, *_ = np.linalg.lstsq(products, units @ numbers, rcond=_LEAST_SINGULAR_VALUE)
+        products[np.diag_indices_from(products)] += _COLLINEAR
+        shares = np.linalg.solve(products, units @ numbers)
         gradient = self.reconstruct(numbers - shares.astype(np.float32) @ units)
         for share, one in zip(shares, known, strict=True):
             gradient += np.float32(share / one.norm) * one.gradient
@@ -351,6 +354,20 @@ def sketched_layout(shapes: Sequence[tuple[int, ...]], rank: int) -> GradientLay
         smaller = sketched is not None and sketched.size < sketched.parameters
         blocks.append(sketched if sketched is not None and smaller else WholeBlock(shape))
     return GradientLayout(tuple(blocks))
+
+
+def _least_squares(left: Vector, right: Vector) -> AnyArray:
+    """Solve left @ x = right for x with a slight ridge, by the normal equations in float64.
+
+    What is not finite gives what is not finite, and nothing gives nothing.
+    """
+    thin = left.astype(np.float64)
+    normal = thin.T @ thin
+    scale = float(normal.trace())
+    if not 0 < scale < np.inf:
+        return np.full((left.shape[1], right.shape[1]), scale)
+    normal[np.diag_indices_from(normal)] += _RIDGE * scale
+    return np.linalg.solve(normal, thin.T @ right)
 
 
 def _slices(lengths: Sequence[int]) -> tuple[slice, ...]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.errors import RejectionReason
-from fedkeep.core.outliers import MIN_OBSERVATIONS, weight_cap
+from fedkeep.core.outliers import MIN_OBSERVATIONS, median, weight_cap
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _REJECTED_RATIO = 10.0
@@ -85,7 +85,7 @@ class GradientClip:
             for device, gradient in gradients.items()
         }
         enough = len(self.norms) >= MIN_OBSERVATIONS
-        usual = float(np.median(list(self.norms.values()))) if enough else np.inf
+        usual = median(list(self.norms.values())) if enough else np.inf
         limit = self._ratio * usual
         return {
             device: gradient * np.float32(min(1.0, limit / max(self.norms[device], _TINY)))

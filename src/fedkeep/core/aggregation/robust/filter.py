@@ -11,7 +11,7 @@ from fedkeep.core.aggregation.robust.statistics import (
     UpdateStatistics,
 )
 from fedkeep.core.aggregation.rows import row_norms, row_products
-from fedkeep.core.outliers import MAD_TO_DEVIATION
+from fedkeep.core.outliers import MAD_TO_DEVIATION, median
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 
 AGREEMENT_DECAY = 0.8
@@ -114,8 +114,8 @@ def reference_directions(
 def lower_bound(cosines: Iterable[float], deviations: float) -> float:
     """Return the value so many robust deviations below the median."""
     values = np.array([*cosines])
-    centre = float(np.median(values))
-    deviation = MAD_TO_DEVIATION * float(np.median(np.abs(values - centre)))
+    centre = median(values)
+    deviation = MAD_TO_DEVIATION * median(np.abs(values - centre))
     return centre - deviations * max(deviation, _LEAST_DEVIATION)
 
 
