@@ -313,22 +313,29 @@ def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> Non
 
 def budget_for(config: AgentConfig, count: int) -> int:
     """Return the smallest budget in bytes that holds this many samples beside all else."""
-    samples = config.samples
-    learner = learner_of(config.model, samples.shape, samples.count, samples.numbers)
-    privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
-    return least_budget(config.store, config.form, _state_bytes(spec), count)
+    state = _state_within(config)
+
+    def state_of(options: StoreOptions) -> int:
+        """Erased ids are all that a budget changes of it."""
+        return state + options.erasure_bytes - config.store.erasure_bytes
+
+    return least_budget(config.store, config.form, state_of, count)
 
 
 def slots_within(config: AgentConfig) -> int:
     """Return how many samples the budget of a configuration holds; 0 where it holds none."""
-    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
     try:
-        return plan(config.store, config.form, _state_bytes(spec)).capacity
+        return plan(config.store, config.form, _state_within(config)).capacity
     except ConfigError:
         return 0
+
+
+def _state_within(config: AgentConfig) -> int:
+    """Return the bytes of what the device commits besides samples."""
+    samples = config.samples
+    learner = learner_of(config.model, samples.shape, samples.count, samples.numbers)
+    privacy = config.method.privacy if config.accounted else None
+    return _state_bytes(_state_spec(config, learner, privacy))
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
