@@ -123,6 +123,8 @@ kept like the rest."""
         check_range(self, "labels", least=1, most=_MOST_LABELS)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
+        if not all(self.names):
+            raise ValueError("names must not hold an empty one")
         if self.names and len(set(self.names)) != self.labels:
             raise ValueError(
                 f"names must be {self.labels} different ones, one for each label, got "
