@@ -44,6 +44,7 @@ from fedkeep.records import Comparison, Run, read_runs
 from fedkeep.records import compare as compare_runs
 from fedkeep.records.figures import accuracy_figure
 from fedkeep.records.tables import as_text, explanation, frame, latex, sentences, tables
+from fedkeep.records.tensorboard import write_events
 from fedkeep.sim.runner import is_finished, play, record_path
 from fedkeep.sim.sweep import run_sweep
 from fedkeep.tables import Table
@@ -117,6 +118,10 @@ class MethodComparison:
     def latex(self) -> str:
         """Return all tables as LaTeX, for the package booktabs."""
         return latex(self.comparison)
+
+    def to_tensorboard(self, directory: Path | str) -> list[Path]:
+        """Write every run as event files of TensorBoard (extra `tensorboard`)."""
+        return write_events(self.runs, Path(directory))
 
     def to_html(self, path: Path | str) -> Path:
         """Write the report as one self-contained page."""
