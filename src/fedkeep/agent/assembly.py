@@ -135,6 +135,8 @@ kept like the rest."""
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
         if self.names and self.targets == "number":
             raise ValueError("names are of labels, and targets are numbers: leave names out")
+        if not all(self.names):
+            raise ValueError("names must not hold an empty one")
         if self.names and len(set(self.names)) != count:
             raise ValueError(
                 f"names must be {count} different ones, one for each label, got "

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from fedkeep.config.device import build_device
 from fedkeep.config.method import MethodConfig, parse_method
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.core.bounds import check_whole
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import StoredGradients
@@ -230,6 +231,18 @@ class Keeper:
         if waiting is not None:
             given["waiting"] = waiting
         method = parse_method(given)
+        if not isinstance(context, Context):
+            raise ConfigError(
+                f"the keeper takes the ClientApp's Context, got {type(context).__name__}"
+            )
+        for name, least, value in (("labels", 1, labels), ("last_layers", 1, last_layers)):
+            if value is not None:
+                check_whole(name, value, least=least)
+        for name, function in (("loss", loss), ("output", output), ("collate", collate)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} must be a function, got {function!r}")
+        if not isinstance(directory, str | Path | None) or Path(directory or ".").is_file():
+            raise ConfigError(f"directory must be a folder, got {directory!r}")
         path = Path(directory) / f"keeper-{context.node_id}.npz" if directory else None
         _require_possible(method, durable=path is not None)
         settings = _Settings(
@@ -828,6 +841,10 @@ def _participate(
 
 def _require_possible(method: MethodConfig, *, durable: bool) -> None:
     """Raise if a keeper cannot keep what these options promise."""
+    if method.policy.unbounded:
+        raise ConfigError(
+            f"policy '{method.policy_name}' keeps everything, and a keeper has a capacity"
+        )
     options = method.privacy
     others = options.secure_aggregation or options.encrypted_profiles
     if others or options.protect != ("estimator",):
