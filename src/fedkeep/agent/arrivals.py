@@ -18,6 +18,7 @@ from fedkeep.agent.record import SampleForm
 from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray
 from fedkeep.protocol.messages import RefusedRecord
 
@@ -144,11 +145,9 @@ class IngestQueue:
             Whether the sample got a place or a fate; False once the agent stops. Then it stays
             unanswered, and whoever can send it again does so to the agent that comes next.
         """
-        if arrival.label_only:
-            # A label is small, and one that is skipped would cost the sample that waits for it.
-            wait = True
-        else:
-            self._take(arrival)
+        self._shape(arrival)
+        # A label is small, and one that is skipped would cost the sample that waits for it.
+        wait = wait or arrival.label_only
         skipped: list[Arrival] = []
         with self._changed:
             if not wait and rule == "sample" and not self.held:
@@ -174,8 +173,10 @@ class IngestQueue:
             one.answer("skipped")
         return True
 
-    def _take(self, arrival: Arrival) -> None:
-        """Give a sample the form in which it waits, or the reason for which it is none."""
+    def _shape(self, arrival: Arrival) -> None:
+        """Bring a sample's numbers into the samples' form; None where they are none."""
+        if arrival.label_only:
+            return
         came, arrival.x = arrival.x, self.form.taken(arrival.x)
         most = self.form.payload_bytes
         if most is not None and arrival.x is not None and len(arrival.x) > most:
@@ -412,6 +413,7 @@ def screen(
     magnitudes: OutlierFilter,
     ids: SampleIds,
     stored: Mapping[int, Any],
+    targets: NumberTargets | None = None,
     *,
     labelled: bool = True,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
@@ -429,6 +431,8 @@ def screen(
         The bound on the size of a sample's numbers.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    targets
+        What targets look like that are numbers to predict; None: they are labels.
     labelled
         Whether samples must have a label; else they are taken without one.
     """
@@ -439,13 +443,17 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
+    known = (y == np.floor(y)) & (y >= 0) & (y < labels)
+    if targets is not None:
+        y = np.array([_several(arrival.y, targets.width) for arrival in arrivals])
+        known = targets.valid(y)
     # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
         for arrival in arrivals
     ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
-    sound = read & screen_samples(x, y, form.shape, labels)[0]
+    sound = read & screen_samples(x, y, form.shape, labels, targets)[0]
     huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
@@ -453,7 +461,7 @@ def screen(
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
             reason = arrival.wrong
-        elif not (y[row].is_integer() and 0 <= y[row] < labels):
+        elif not known[row]:
             reason = "label"
         elif not named[row]:
             reason = "id"
@@ -470,8 +478,17 @@ def screen(
                 continue
             reason = "erased"
         refused.append((arrival, reason))
-    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
+    own = y[rows].astype(np.int64) if targets is None else targets.settled(y[rows])
+    batch = Batch(x[rows], own, np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
+
+
+def _several(y: object, width: int) -> list[float]:
+    """Return so many numbers, alone or in a list; NaN where they are none or not so many."""
+    if isinstance(y, np.ndarray):
+        y = y.tolist()
+    rows = list(y) if isinstance(y, list | tuple) else [y]
+    return [_number(one) for one in rows] if len(rows) == width else [math.nan] * width
 
 
 def screen_labels(
@@ -499,7 +516,7 @@ def screen_labels(
         label, given = _number(arrival.y), arrival.id
         if not (label.is_integer() and 0 <= label < labels):
             refused.append((arrival, "label"))
-        elif not isinstance(given, str | bytes | int | float) or given != given:
+        elif not isinstance(given, str | bytes | int | float) or _is_nan(given):
             refused.append((arrival, "id"))
         else:
             number = recognised(ids, arrival.source, given, b"", stored)
@@ -510,6 +527,10 @@ def screen_labels(
             found.append(int(label))
             sound.append(arrival)
     return np.array(numbers, dtype=np.int64), np.array(found, dtype=np.int64), sound, refused
+
+
+def _is_nan(given: object) -> bool:
+    return isinstance(given, float) and math.isnan(given)
 
 
 def _number(y: object) -> float:

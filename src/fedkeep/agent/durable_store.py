@@ -99,8 +99,9 @@ class DurableStore:
         """How many cells the samples may take, and take; counted where samples are files."""
         self._files: dict[int, bytes] = {}
         """The files that are stored, by their samples' ids; those that wait for a label, too."""
-        self._labelled: dict[int, bytes] = {}
+        self._released: dict[int, bytes] = {}
         """The files of samples that waited and got their label, until they are offered."""
+        self._targets, self._width = form.targets, form.target_width
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -152,8 +153,9 @@ class DurableStore:
             outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
-        self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
-        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, batch.y)
+        labels, targets = self._labelled(batch)
+        self.log.add_refusals(labels, batch.ids, arrivals, outcome, self.model_version, wall)
+        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, labels)
         for i in np.flatnonzero(~refused | (outcome.evicted >= 0)).tolist():
             if refused[
                 i
@@ -171,6 +173,7 @@ class DurableStore:
                     int(regions[i]),
                     0,
                     self.names.get(known[0], "") if self.name_bytes else "",
+                    targets[i],
                     self.times.get(known[0], math.nan) if self._form.extra_bytes else math.nan,
                 ]
             )
@@ -191,7 +194,7 @@ class DurableStore:
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 self._name_source()
         self._before.clear()
-        self._labelled.clear()
+        self._released.clear()
         if self._decode is not None:
             self._fit(batch, outcome)
         return outcome
@@ -206,7 +209,7 @@ class DurableStore:
 
     def _keep_file(self, id_: int) -> bytes:
         """Return the file of a sample that is offered, or got its label, and count it as kept."""
-        payload = self._labelled.get(id_) or self.payloads[id_]
+        payload = self._released.get(id_) or self.payloads[id_]
         self._files[id_] = payload
         self._used_cells += self._cells(payload)
         return payload
@@ -314,6 +317,13 @@ class DurableStore:
         """Return the file of a stored sample, where samples are files."""
         return self._files.get(id_)
 
+    def _labelled(self, batch: Batch) -> tuple[IntArray, list[tuple[float, ...]]]:
+        """Give the label of each sample, or the interval of its target; and the targets."""
+        if self._targets is None:
+            return batch.y, [()] * len(batch)
+        rows = batch.y.reshape(len(batch), self._width).tolist()
+        return self._targets.assign(batch.y), list(map(tuple, rows))
+
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
         note = self.records[id_]._replace(label=label, region=region, score=score)
@@ -323,7 +333,7 @@ class DurableStore:
             [row] = self.codec.encode(x.x[x.ids == id_])
         place = self._discard(id_)
         if file is not None:
-            self._labelled[id_] = file
+            self._released[id_] = file
             row = self._keep_file(id_)
         self.records[id_] = note
         self.staged[id_] = join_content(row, note, self._form), place
@@ -371,7 +381,7 @@ class DurableStore:
             self._before[id_] = note
             self._swaps = True
             if file is not None:
-                self._labelled[id_] = file
+                self._released[id_] = file
         else:
             self._log_left(id_, Verdict.UNLABELLED)
 
@@ -433,7 +443,9 @@ class DurableStore:
             x: AnyArray = np.zeros((len(notes), 0), np.float32)
         else:
             x = self.codec.decode([self._samples[note.id] for note in notes])
-        y = np.array([note.label for note in notes], dtype=np.int64)
+        y: AnyArray = np.array([note.label for note in notes], dtype=np.int64)
+        if self._targets is not None:
+            y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
@@ -522,6 +534,9 @@ class DurableStore:
                 self.unlabelled[note.id] = note
                 self._waiting_rows[note.id] = row
                 continue
+            if self._targets is not None:  # by the intervals of now, whatever they were
+                [label] = self._targets.assign(np.array([note.target])).tolist()
+                note = note._replace(label=label)
             self.records[note.id] = note._replace(
                 region=note.label if self._index.regions > 1 else 0
             )

@@ -6,7 +6,7 @@ Its local API, one message after another on a Unix socket, and its metrics.
 import logging
 import math
 import socket
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from itertools import groupby
@@ -27,8 +27,9 @@ from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
+from fedkeep.core.targets import error_sums
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.evaluation import judge
+from fedkeep.learn.evaluation import judge, predict
 from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -126,20 +127,13 @@ class StreamApi:
                         return self._reasons(name, namespace)
                 case messages.Erase():
                     return self._erase(request)
-                case messages.Pull():
-                    return self._pull(request)
-                case messages.Upload(selection):
-                    return self._upload(selection)
-                case messages.Configure(signed):
-                    if agent.remote is None:
-                        raise RejectedError(
-                            "settings",
-                            "this device takes no settings from afar: it has no [remote] key_file",
-                        )
-                    return messages.Configured(agent.remote.configure(signed))
+                case messages.Pull() | messages.Upload() | messages.Configure():
+                    return self._operate(request)
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
-                terms = agreement_of(agent.config.method, agent.device.regions.count)
+                terms = agreement_of(
+                    agent.config.method, agent.device.regions.count, agent.config.samples.numbers
+                )
                 return structs.replace(reply, agreement=terms)
             return reply
         except RejectedError as refusal:
@@ -152,12 +146,30 @@ class StreamApi:
                 "error", f"the agent could not do that ({type(error).__name__}); its log says more"
             )
 
+    def _operate(
+        self, request: messages.Pull | messages.Upload | messages.Configure
+    ) -> messages.Reply:
+        """Return the reply to a request that takes samples out, or brings settings in."""
+        match request:
+            case messages.Pull():
+                return self._pull(request)
+            case messages.Upload(selection):
+                return self._upload(selection)
+            case messages.Configure(signed):
+                if self._agent.remote is None:
+                    raise RejectedError(
+                        "settings",
+                        "this device takes no settings from afar: it has no [remote] key_file",
+                    )
+                return messages.Configured(self._agent.remote.configure(signed))
+
     def _erase(self, asked: messages.Erase) -> messages.Erased:
         if asked == messages.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
         label = label_number(self._agent.config.samples, asked.label)
         with self._agent.lock:
-            notes = self._agent.store.notes()
+            store = self._agent.store
+            notes = [*store.notes(), *store.unlabelled.values()]
             named = None if asked.id is None else self._numbers(asked.id, asked.namespace)
             ids = [
                 note.id
@@ -214,6 +226,7 @@ class StreamApi:
                         note.score,
                         note.wall,
                         time,
+                        note.target,
                     )
                 )
         shape = None if is_file else agent.config.samples.shape
@@ -246,15 +259,18 @@ class StreamApi:
     def _reasons(self, name: str, namespace: str | None) -> messages.Reasons:
         """Return the decisions on every sample whose id is written like this, oldest first."""
         store = self._agent.store
-        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in store.records)
+        known = ChainMap(store.records, store.unlabelled)
+        numbers = sorted(self._numbers(name, namespace), key=lambda id_: id_ not in known)
         found = {reason for id_ in numbers for reason in store.log.about(id_)}
         decisions = sorted(found, key=lambda reason: reason.time)
         stored = any(id_ in store.records for id_ in numbers)
-        return messages.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers))
+        waits = any(id_ in store.unlabelled for id_ in numbers)
+        return messages.Reasons(numbers[0], stored, tuple(decisions), tuple(numbers), waits)
 
     def _numbers(self, name: str, namespace: str | None) -> set[int]:
         """Return the numbers of all ids that are written like this, here or in one namespace."""
-        sources = {note.source for note in self._agent.store.records.values() if note.source}
+        known = ChainMap(self._agent.store.records, self._agent.store.unlabelled)
+        sources = {note.source for note in known.values() if note.source}
         return self._agent.ids.matches(name, sources, namespace)
 
     def _evaluate(self, model: Vector) -> messages.Evaluated:
@@ -270,12 +286,20 @@ class StreamApi:
             with agent.lock:
                 batch = agent.store.stored().batch
             where, x, y = "stored", batch.x, batch.y
-        loss, right = 0.0, 0
+        loss, right, errors = 0.0, 0, None
         for start in range(0, len(y), _CHUNK):
             part = slice(start, start + _CHUNK)
-            losses, found = judge(learner, model, x[part], y[part])
-            loss, right = loss + float(losses.sum()), right + int(found.sum())
-        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
+            if agent.config.samples.numbers is None:
+                losses, found = judge(learner, model, x[part], y[part])
+                right += int(found.sum())
+            else:
+                losses, predicted = predict(learner, model, x[part], y[part])
+                own = error_sums(predicted, y[part])
+                errors = own if errors is None else errors + own
+            loss += float(losses.sum())
+        told = agent.door.vitals(vitals(agent))
+        sums = None if errors is None else tuple(errors.tolist())
+        return messages.Evaluated(len(y), loss, right, where, told, sums)
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -290,10 +314,10 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
         raise ConfigError(
             f"held_out must be an npz file with x and y, {path} is not: {error}"
         ) from error
-    _, refused = screen_samples(x, y, form.shape, form.labels)
+    _, refused = screen_samples(x, y, form.shape, form.count, form.numbers)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
-    return x, y.astype(np.int64)
+    return x, y.astype(np.int64) if form.numbers is None else form.numbers.settled(y)
 
 
 def summarise(agent: Agent) -> messages.Status:
@@ -326,7 +350,7 @@ def summarise(agent: Agent) -> messages.Status:
             preset=agent.config.preset,
             value_quantiles=tuple(np.quantile(scores, _QUANTILES).tolist()) if len(scores) else (),
             labels_held=len({note.label for note in store.records.values()}),
-            labels=agent.config.samples.labels,
+            labels=agent.config.samples.count,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=store.sample_bytes,
@@ -335,6 +359,7 @@ def summarise(agent: Agent) -> messages.Status:
             label_names=agent.config.samples.names,
             settings="" if agent.remote is None else agent.remote.file.summary(),
             uploads="" if agent.uploads is None else agent.uploads.summary(),
+            unlabelled=_waiting(agent),
         )
 
 
@@ -354,6 +379,17 @@ def label_number(samples: SampleOptions, label: int | str | None) -> int | None:
     raise RejectedError("label", f"there is no label '{label}': {known}")
 
 
+def _waiting(agent: Agent) -> messages.WaitingStatus | None:
+    """Return the figures of the waiting room; None without one."""
+    room = agent.device.waiting
+    if room is None:
+        return None
+    early = len(room.early)
+    return messages.WaitingStatus(
+        len(room), room.slots, room.options.rule, early, dict(room.counts)
+    )
+
+
 def vitals(agent: Agent) -> messages.DeviceStats:
     """Return the store in the few numbers that a fleet's page shows."""
     with agent.lock:
@@ -363,7 +399,7 @@ def vitals(agent: Agent) -> messages.DeviceStats:
         gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
-    filled = tuple(labels[label] for label in range(agent.config.samples.labels))
+    filled = tuple(labels[label] for label in range(agent.config.samples.count))
     arrivals = kept + replaced + refused + counts["refreshed"]
     return messages.DeviceStats(
         labels.total(), filled, arrivals, kept, replaced, refused, gist=gist
@@ -458,6 +494,20 @@ class Collector:
                     )
                     gauge.add_metric([status.gist.name], value)
                     yield gauge
+        if (room := status.unlabelled) is not None:
+            yield GaugeMetricFamily(
+                "fedkeep_waiting_samples", "Samples that wait for their label", room.samples
+            )
+            yield GaugeMetricFamily("fedkeep_waiting_slots", "Slots for them", room.slots)
+            yield GaugeMetricFamily(
+                "fedkeep_early_labels", "Labels that came before their samples", room.early_labels
+            )
+            left = CounterMetricFamily(
+                "fedkeep_waiting", "Samples without a label by what became of them", labels=["fate"]
+            )
+            for name, count in room.counts.items():
+                left.add_metric([name], count)
+            yield left
         disk = self.agent.store.file.disk
         for name, text, count in (
             ("written_bytes", "Bytes handed to the store's file since the start", disk.written),

@@ -219,7 +219,7 @@ class Uploads:
         for label in self.options.labels:
             if label in names:
                 chosen.add(names.index(label))
-            elif label.isdecimal() and int(label) < self._agent.config.samples.labels:
+            elif label.isdecimal() and int(label) < self._agent.config.samples.count:
                 chosen.add(int(label))
             else:
                 raise ConfigError(f"[upload] labels: there is no label '{label}'")

@@ -93,6 +93,15 @@ def _show_status(now: Status) -> None:
     ]
     if now.gist is not None:
         lines.append(f"gist     {gist(now.gist)}")
+    if (room := now.unlabelled) is not None:
+        counts = room.counts
+        lines.append(
+            f"waiting  {room.samples} of {room.slots} samples without a label, rule {room.rule}; "
+            f"of {counts['arrived']} so far {counts['labelled']} were labelled in time, "
+            f"{counts['displaced']} displaced, {counts['expired']} expired"
+        )
+        if room.early_labels:
+            lines.append(f"labels   {room.early_labels} came before their samples")
     lines += _privacy(now)
     if now.stride > 1:
         lines.append(
@@ -103,7 +112,7 @@ def _show_status(now: Status) -> None:
     if now.uploads:
         lines.append(f"uploads  {now.uploads}")
     if now.waiting:
-        lines.append(f"waiting  {now.waiting}; nothing is valued until then")
+        lines.append(f"on hold  {now.waiting}; nothing is valued until then")
     lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
     _print(*lines)
 
@@ -151,9 +160,10 @@ def why(
         for decision in reasons.decisions
     ]
     if not lines:
-        never = "" if reasons.stored else "it never came, or "
+        never = "" if reasons.stored or reasons.waits else "it never came, or "
         lines = [f"  no decision on it is remembered: {never}too many came since"]
-    head = f"sample {id_} is {'stored' if reasons.stored else 'not stored'}"
+    where = "stored" if reasons.stored else "not stored"
+    head = f"sample {id_} {'waits for its label' if reasons.waits else f'is {where}'}"
     _print(head, *lines)
 
 
@@ -233,6 +243,7 @@ def pull(
             source=one.source,
             name=one.name,
             time=math.nan if one.time is None else one.time,
+            target=one.target,
         )
         for one in samples
     ]
@@ -370,6 +381,8 @@ def explain(decision: Reason, id_: int, names: Sequence[str] = ()) -> str:
     value = "" if decision.score is None else f"{decision.score:.6g}"
     score = f" with {kind} {value}" if value else ""
     floor = "" if decision.floor is None else f" against {decision.floor:.6g}"
+    if decision.id != id_ and decision.verdict == "waiting":
+        return f"left the waiting room for sample {decision.id}; its label had not come"
     if decision.id != id_:
         return f"replaced by sample {decision.id}{score} {under}{way}"
     sentences = {
@@ -381,6 +394,12 @@ def explain(decision: Reason, id_: int, names: Sequence[str] = ()) -> str:
         "refused": f"refused{score}{floor} {under}{full}",
         "erased": "erased on request; nothing else is known of it",
         "expired": "removed when its time to live was over",
+        "waiting": "came without a label, and waits for it",
+        "unlabelled": "left the waiting room; its label had not come",
+        "corrected": (
+            f"its label was corrected to {decision.label}{score}, {under}; what its gradient "
+            "added to the device's sums under the former label stays"
+        ),
     }
     return sentences.get(decision.verdict, f"dropped when the plan or its value changed, {under}")
 

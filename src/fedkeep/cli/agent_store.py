@@ -39,6 +39,7 @@ from fedkeep.agent.store_moves import clear_away
 from fedkeep.agent.store_moves import rekey as store_rekey
 from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.state import strip_prefix
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray
 from fedkeep.encoding import EncodingName
 from fedkeep.files import atomic_write, temp_path
@@ -142,9 +143,18 @@ def _form(label: Label) -> SampleForm:
     """Return what samples look like in a store with this label."""
     known = label.form
     name, extra, names = known["dtype"], known.get("extra_bytes", 0), known.get("name_bytes", 0)
+    width = known.get("targets", 0)
+    targets = NumberTargets(tuple(known.get("edges", ())), width) if width else None
     if name == PAYLOAD:
         dtype, most = np.dtype(np.float32), known["payload_bytes"]
-        return SampleForm(dtype, (), name_bytes=names, extra_bytes=extra, payload_bytes=most)
+        return SampleForm(
+            dtype,
+            (),
+            name_bytes=names,
+            targets=targets,
+            extra_bytes=extra,
+            payload_bytes=most,
+        )
     encoding = name if name in get_args(EncodingName) else None
     return SampleForm(
         np.dtype("<f4" if encoding else name),
@@ -152,6 +162,7 @@ def _form(label: Label) -> SampleForm:
         encoding,
         known["deflate_to"],
         name_bytes=names,
+        targets=targets,
         extra_bytes=extra,
     )
 
@@ -328,7 +339,7 @@ def write_samples(
         The samples: numbers, or files.
     """
     columns = {
-        "y": np.array([note.label for note in notes], dtype=np.int64),
+        "y": _targets(notes),
         "ids": np.array([note.id for note in notes], dtype=np.int64),
         "names": np.array([note.name or str(note.id) for note in notes], dtype=np.str_),
         "scores": np.array([note.score for note in notes]),
@@ -345,6 +356,14 @@ def write_samples(
         _write_parquet(out, columns, x, payloads)
     else:
         _write_folder(out, notes, labels, x, payloads)
+
+
+def _targets(notes: Sequence[SampleMetadata]) -> AnyArray:
+    """Return labels, or the numbers to predict, (n,) or (n, width)."""
+    if any(note.target for note in notes):
+        rows = np.array([note.target for note in notes])
+        return rows[:, 0] if rows.shape[1] == 1 else rows
+    return np.array([note.label for note in notes], dtype=np.int64)
 
 
 def label_name(label: int, labels: Sequence[str]) -> str:
@@ -398,6 +417,11 @@ def _write_folder(
     payloads: Sequence[bytes] | None,
 ) -> None:
     """Write a folder for each label, with a file for each sample, called as the sample is."""
+    if any(note.target for note in notes):
+        raise ConfigError(
+            "these samples have numbers to predict, and folders have no place for them: name a "
+            "file that ends in .npz or .parquet"
+        )
     new = temp_path(out)
     new.mkdir(_PRIVATE_FOLDER)
     try:

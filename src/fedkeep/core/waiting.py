@@ -174,7 +174,7 @@ class WaitingRoom:
         """Region and place of each sample."""
         self._ranked: list[list[_Place]] = [[] for _ in range(max(1, labels))]
         """The samples of each region, the lowest key first."""
-        self.early: dict[int, int] = {}
+        self.early: dict[int, float] = {}
         """Labels that came before their samples, by id, oldest first."""
         self.counts = dict.fromkeys(COUNTED, 0)
 
@@ -183,6 +183,12 @@ class WaitingRoom:
 
     def __contains__(self, id_: int) -> bool:
         return id_ in self._x
+
+    @property
+    def predicts(self) -> bool:
+        """Whether anything here depends on what the model predicts."""
+        by_rule = self.options.rule in ("uncertain", *_BALANCED)
+        return self._labels > 1 and (by_rule or self.options.pseudo_labels is not None)
 
     @property
     def ids(self) -> IntArray:
@@ -261,7 +267,7 @@ class WaitingRoom:
             self._take_out(id_)
         return len(waited)
 
-    def remember(self, id_: int, label: int) -> bool:
+    def remember(self, id_: int, label: float) -> bool:
         """Keep a label until its sample comes; False where none is kept."""
         self.early.pop(id_, None)
         self.early[id_] = label
@@ -272,7 +278,7 @@ class WaitingRoom:
 
     def rank(self, predict: Callable[[AnyArray], FloatArray | None]) -> None:
         """Rank what waits anew, under another model."""
-        if not len(self):
+        if not len(self) or not self.predicts:
             return
         ids, arrivals = self.ids, self.arrivals
         x = self.x(ids.tolist())
@@ -289,24 +295,34 @@ class WaitingRoom:
         """Describe the arrays of `snapshot`; with a journal, samples have a place of their own."""
         spec = {
             "counts": ArraySpec((len(COUNTED),), np.int64),
-            "early": ArraySpec((self.options.early_labels, 2), np.int64, bounded=True),
+            "early.ids": ArraySpec((self.options.early_labels,), np.int64, bounded=True),
+            "early.labels": ArraySpec((self.options.early_labels,), np.float64, bounded=True),
         }
         samples = {"*": ArraySpec((0,), np.float64, optional=True)}
         return spec if self._journal is not None else spec | samples
 
     def snapshot(self) -> State:
         """Take the state as plain arrays."""
-        early = np.array([*self.early.items()], dtype=np.int64).reshape(-1, 2)
-        state = {"counts": np.array([*self.counts.values()], dtype=np.int64), "early": early}
+        state: State = {
+            "counts": np.array([*self.counts.values()], dtype=np.int64),
+            "early.ids": np.array([*self.early], dtype=np.int64),
+            "early.labels": np.array([*self.early.values()], dtype=np.float64),
+        }
         if self._journal is not None:
             return state
         x = self.x([*self._x]) if self._x else np.zeros((0, 0), dtype=np.float32)
         return state | {"x": x, "ids": self.ids, "arrivals": self.arrivals}
 
     def restore(self, state: State) -> None:
-        """Become what `snapshot` described; `rank` then ranks it under the device's model."""
+        """Become what `snapshot` described; `rank` then ranks it under the device's model.
+
+        A state from before there was a waiting room leaves it empty.
+        """
+        if "counts" not in state:
+            state = {name: form.fresh() for name, form in self.state_spec().items() if name != "*"}
         self.counts = dict(zip(COUNTED, state["counts"].tolist(), strict=True))
-        self.early = dict(state["early"].tolist())
+        early = (state["early.ids"].tolist(), state["early.labels"].tolist())
+        self.early = dict(zip(*early, strict=True))
         none = np.zeros(0, dtype=np.int64)
         found = (state.get("x", none), state.get("ids", none), state.get("arrivals", none))
         x, ids, arrivals = found if self._journal is None else self._journal.waiting()

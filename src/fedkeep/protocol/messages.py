@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import msgspec
 
 from fedkeep.core.errors import RejectedError
+from fedkeep.core.targets import scores_of_sums
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -204,10 +205,15 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """Which samples were evaluated: "held-out" or "stored"."""
     vitals: DeviceStats | None = None
     """None where the device's privacy options withhold them."""
+    errors: tuple[float, float, float, float] | None = None
+    """Where targets are numbers: squared errors, absolute errors, targets and squared targets,
+    summed over the samples. None: targets are labels."""
 
     @property
     def accuracy(self) -> float:
-        """The share of correct labels; NaN without a sample."""
+        """The share of correct labels, or R2 of numbers; NaN without a sample."""
+        if self.errors is not None and self.samples:
+            return scores_of_sums(self.samples, self.errors)["r2"]
         return self.correct / self.samples if self.samples else math.nan
 
 
@@ -256,6 +262,19 @@ class GistStatus(msgspec.Struct, frozen=True):
     """Relative correction norm."""
 
 
+class WaitingStatus(msgspec.Struct, frozen=True):
+    """Samples that wait for their labels."""
+
+    samples: int
+    slots: int
+    rule: str
+    early_labels: int
+    """Labels that came before their samples."""
+    counts: dict[str, int]
+    """Since the store was made: samples that arrived without a label, that were labelled, by the
+    model itself, displaced or expired before, and early labels that were forgotten."""
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Operating figures of an agent."""
 
@@ -289,6 +308,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Which settings from afar count; empty where none may come."""
     uploads: str = ""
     """What waits to leave the device; empty where nothing may."""
+    unlabelled: WaitingStatus | None = None
+    """None of a device without a waiting room."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
@@ -350,6 +371,8 @@ class Reasons(msgspec.Struct, frozen=True, tag=True):
     decisions: tuple[Reason, ...]
     ids: tuple[int, ...] = ()
     """All numbers that ids written like this have, in every namespace that was asked for."""
+    waits: bool = False
+    """Whether it waits for its label."""
 
 
 class Erased(msgspec.Struct, frozen=True, tag=True):
@@ -373,6 +396,8 @@ class PulledSample(msgspec.Struct, frozen=True):
     """When it was stored, by the device's clock."""
     time: float | None = None
     """The record's own time, in seconds since 1970."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
 
 
 class Pulled(msgspec.Struct, frozen=True, tag=True):

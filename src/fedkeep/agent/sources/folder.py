@@ -36,13 +36,15 @@ _SIDECAR, _LONGEST_SIDECAR = ".json", 65_536
 _MOSTLY = 0.5
 """A file of which more than this share is no sample was made for something else, or the labels
 are set wrongly."""
-_NOT_THE_FILES_FAULT = ("refused.score", "refused.room", "refused.erased")
+_NOT_THE_FILES_FAULT = ("refused.score", "refused.erased", "refused.room", "refused.no-sample")
 _Identity = tuple[int, int, int, int]
 
 
 @dataclass
 class FolderSource(Source):
     """Files hold `x` (n, ...), `y` (n,) and, if wanted, `ids` (n,).
+
+    A file without `y` holds samples whose labels come later, one without `x` the labels of such.
 
     Write under another suffix, then rename to .npz.
 
@@ -159,7 +161,9 @@ class FolderSource(Source):
                 return False
             try:
                 arrays = read_npz(file, self.max_bytes)
-                x, y, ids = arrays["x"], arrays["y"], arrays.get("ids")
+                x, y, ids = (arrays.get(name) for name in ("x", "y", "ids"))
+                if x is None and (y is None or ids is None):
+                    raise DataError("it holds neither x, nor the y and ids of other samples")
             except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything at all
                 reason = error.reason if isinstance(error, RejectedError) else "malformed"
                 if reason == "malformed" and not self._is_settled(file):
@@ -167,12 +171,15 @@ class FolderSource(Source):
                 intake.refuse(reason, self.name, f"{file.name}: {error}")
                 self._quarantine(file, identity, 0, Counter({reason: 1}), str(error))
                 return True
-            count = len(y) if y.ndim else 1
-            fits = y.ndim == 1 and x.ndim >= 1 and len(x) == len(y) and bool(x.size)
-            if not fits or (ids is not None and ids.shape != y.shape):
-                intake.refuse("shape", self.name, file.name, max(1, count))
-                shapes = f"x {x.shape}, y {y.shape}" + ("" if ids is None else f", ids {ids.shape}")
-                self._quarantine(file, identity, count, Counter(shape=max(1, count)), shapes)
+            columns = {"x": x, "y": y, "ids": ids}
+            given = {name: column for name, column in columns.items() if column is not None}
+            lengths = {len(column) if column.ndim else 1 for column in given.values()}
+            flat = all(column.ndim == 1 for name, column in given.items() if name != "x")
+            if len(lengths) > 1 or not flat or (x is not None and not (x.ndim and x.size)):
+                count = max(1, *lengths)
+                intake.refuse("shape", self.name, file.name, count)
+                shapes = ", ".join(f"{name} {column.shape}" for name, column in given.items())
+                self._quarantine(file, identity, count, Counter(shape=count), shapes)
                 return True
             fates = self._judged(x, y, ids, intake)
             if fates is None:
@@ -256,7 +263,7 @@ class FolderSource(Source):
         return record
 
     def _judged(
-        self, x: AnyArray, y: AnyArray, ids: AnyArray | None, intake: IngestQueue
+        self, x: AnyArray | None, y: AnyArray | None, ids: AnyArray | None, intake: IngestQueue
     ) -> Counter[str] | None:
         """Return all samples' fates, once they are on the disk; None if the agent stops before."""
         fates: Counter[str] = Counter()
@@ -267,12 +274,13 @@ class FolderSource(Source):
                 fates[fate] += 1
                 settled.notify_all()
 
-        for i in range(len(y)):
-            id_ = None if ids is None else ids[i].item()
-            if not self.deliver(intake, x[i], y[i].item(), id_, acknowledge):
+        count = max(len(column) for column in (x, y, ids) if column is not None)
+        for i in range(count):
+            label, id_ = (None if column is None else column[i].item() for column in (y, ids))
+            if not self.deliver(intake, None if x is None else x[i], label, id_, acknowledge):
                 return None
         with settled:
-            while fates.total() < len(y):
+            while fates.total() < count:
                 stopped = intake.stopped
                 # Of an agent that stops, the last commits may still be under way.
                 if not settled.wait(_LAST_SECONDS) and stopped:
@@ -325,7 +333,9 @@ class FolderSource(Source):
         )
         try:
             beside = target.with_name(target.name + ".report.json")
-            beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            beside.unlink(missing_ok=True)  # perhaps a link, by which another file would be lost
+            with beside.open("x", encoding="utf-8") as text:
+                text.write(json.dumps(report, indent=2) + "\n")
         except OSError as error:
             log.warning("source '%s': no report on %s (%s)", self.name, file.name, error.strerror)
 
