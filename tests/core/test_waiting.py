@@ -99,6 +99,21 @@ def test_samples_expire_by_arrivals_and_are_counted() -> None:
     assert waiting.counts["expired"] == 1
 
 
+def test_by_default_a_sample_waits_twice_as_long_as_any_that_was_labelled() -> None:
+    waiting = room(slots=9)
+    offered(waiting, [1, 2, 3])
+    waiting.leave(np.array([1]), Departure.LABELLED)  # three arrivals after it came
+    offered(waiting, [4, 5, 6, 7])
+    assert waiting.ids.tolist() == [2, 3, 4, 5, 6, 7]
+    offered(waiting, [8, 9])  # for the second, 2 came seven arrivals before
+    assert waiting.ids.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    never = room(slots=9, max_age=0)
+    offered(never, [1, 2])
+    never.leave(np.array([1]), Departure.LABELLED)
+    offered(never, [*range(10, 17)])
+    assert 2 in never
+
+
 def test_early_labels_are_bounded_and_the_oldest_are_forgotten() -> None:
     waiting = room(early_labels=2)
     assert all(waiting.remember(id_, 1) for id_ in (1, 2, 3))
