@@ -13,9 +13,9 @@
     python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
     python experiments/reproduce.py --quick   everything, tiny, into runs/quick
 
-The first seven are suites (suites/*.toml). Their runs are kept in results/curves by the hash of their
-settings, so that none is made twice, whichever suite asks, and a call continues where an earlier
-one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
+The first seven are suites (suites/*.toml). Their runs are kept in results/curves by the hash of
+their settings, so that none is made twice, whichever suite asks, and a call continues where an
+earlier one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
 `--methods` choose, `--again` drops a method's runs.
 
 The paper's tiers run again, at the scale of the committed results, what has been run before.

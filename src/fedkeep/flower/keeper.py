@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from fedkeep.config.device import build_device
 from fedkeep.config.method import MethodConfig, parse_method
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.core.bounds import check_whole
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import StoredGradients
@@ -25,10 +26,11 @@ from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.core.waiting import LabelResult
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, KeeperOrder, encode, read_order
+from fedkeep.flower.keeper_records import KEEPER, RANK, KeeperOrder, gradient_fields, read_order
 from fedkeep.learn.samples import PoolForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
@@ -77,6 +79,7 @@ class _Settings:
     output: Callable[[Any], Any] | None
     collate: Callable[[list[Any]], Any] | None
     labels: int | None
+    edges: tuple[float, ...]
     policy: str
     preset: str
     method: MethodConfig
@@ -165,6 +168,7 @@ class Keeper:
         output: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         labels: int | None = None,
+        edges: Sequence[float] = (),
         policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         gist: str | Table | None = None,
@@ -197,6 +201,9 @@ class Keeper:
             The number of classes, by which the store is divided, where targets are class numbers
             and the model has not one output for each. The store is not divided where targets are
             floats or vectors and this is left out.
+        edges
+            Where targets are one number a sample: where an interval ends and the next begins. The
+            store is then divided among intervals as among classes; the same on all devices.
         policy, preset
             As in an experiment; `preset="paper"` is the paper's choice.
         gist
@@ -224,6 +231,18 @@ class Keeper:
         if waiting is not None:
             given["waiting"] = waiting
         method = parse_method(given)
+        if not isinstance(context, Context):
+            raise ConfigError(
+                f"the keeper takes the ClientApp's Context, got {type(context).__name__}"
+            )
+        for name, least, value in (("labels", 1, labels), ("last_layers", 1, last_layers)):
+            if value is not None:
+                check_whole(name, value, least=least)
+        for name, function in (("loss", loss), ("output", output), ("collate", collate)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} must be a function, got {function!r}")
+        if not isinstance(directory, str | Path | None) or Path(directory or ".").is_file():
+            raise ConfigError(f"directory must be a folder, got {directory!r}")
         path = Path(directory) / f"keeper-{context.node_id}.npz" if directory else None
         _require_possible(method, durable=path is not None)
         settings = _Settings(
@@ -233,6 +252,7 @@ class Keeper:
             output,
             collate,
             labels,
+            _checked_edges(edges, loss, labels),
             policy,
             preset,
             method,
@@ -289,7 +309,7 @@ class Keeper:
         if self._stream is None:
             self._stream = self._begun(samples[0], tree, dtypes, targets)
         stream, pool = self._stream, self._stream.pool
-        labels, reasons = _screened(stream, samples, tree, targets)
+        labels, reasons = _screened(stream, samples, tree, targets, self._settings.edges)
         taken = [place for place, reason in enumerate(reasons) if reason is None]
         named = [None if ids is None else _numbered(ids[place]) for place in taken]
         try:
@@ -338,7 +358,7 @@ class Keeper:
             raise ConfigError(f"label takes one label an id: got {len(ids)} and {targets.shape}")
         if stream is None:
             raise ConfigError("label needs a sample that was offered: none was yet")
-        labels, known = _known_labels(stream, targets)
+        labels, known = _known_labels(stream, targets, self._settings.edges)
         if not known.all():
             self._counts["unsound.label"] += int((~known).sum())
         for place in np.flatnonzero(known).tolist():
@@ -519,7 +539,9 @@ class Keeper:
         if gist is not None and not self._settings.private and (did := gist.figures):
             about["gist"] = list(astuple(did))
         if self._report is not None and self._report.local_gradient is not None:
-            about[GRADIENT] = encode(self._report.local_gradient)
+            about.update(gradient_fields(self._report.local_gradient))
+            if gist is not None and not gist.layout.whole:
+                about[RANK] = gist.options.used_rank
         return {KEEPER: about}
 
     def _samples_of(
@@ -578,8 +600,13 @@ class Keeper:
             form = replace(form, dtypes=tuple("float32" for _ in names))
             pool, model, example = self._opened(form, first)
         whole = targets.ndim == 1 and targets.dtype.kind in "iub"
-        labels = settings.labels or 1
-        if settings.labels is None and (classes or (whole and model.scores > 1)):
+        labels = settings.labels or len(settings.edges) + 1
+        if settings.edges:
+            if targets.ndim != 1:
+                raise ConfigError(
+                    f"edges divide one number a sample, and targets have shape {targets.shape}"
+                )
+        elif settings.labels is None and (classes or (whole and model.scores > 1)):
             labels = model.scores
         return _Stream(pool, model, self._make_device(model, labels), labels, example)
 
@@ -713,6 +740,12 @@ class Keeper:
         pool = SamplePool(form, as_float=bool(state["as_float"]))
         pool.restore(strip_prefix("pool", state))
         labels, example = int(state["labels"]), int(state["example"])
+        if self._settings.edges and labels != len(self._settings.edges) + 1:
+            raise ConfigError(
+                f"this keeper was saved with {labels} intervals or classes, and edges make "
+                f"{len(self._settings.edges) + 1}: give it the edges of before, or another "
+                "directory"
+            )
         model = self._user_model(pool, example)
         model.learner.load_constants(strip_prefix("constants", state))
         device = self._make_device(model, labels)
@@ -722,11 +755,30 @@ class Keeper:
         return _Stream(pool, model, device, labels, example, bool(state["checked"]))
 
 
+def _checked_edges(edges: Sequence[float], loss: object, labels: int | None) -> tuple[float, ...]:
+    """Return edges that ascend, and go with the other options."""
+    found = tuple(float(edge) for edge in edges)
+    if found and (loss is None or labels is not None):
+        raise ConfigError(
+            "edges divide numbers that are predicted: give the loss= that you train with, and "
+            "leave labels out"
+        )
+    try:
+        NumberTargets(found)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return found
+
+
 def _screened(
-    stream: _Stream, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
+    stream: _Stream,
+    samples: list[list[AnyArray]],
+    tree: Any,
+    targets: AnyArray,
+    edges: tuple[float, ...],
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
-    labels, known = _known_labels(stream, targets)
+    labels, known = _known_labels(stream, targets, edges)
     reasons: list[str | None] = []
     for leaves, is_known in zip(samples, known.tolist(), strict=True):
         if not stream.pool.form.takes(leaves, tree):
@@ -740,12 +792,16 @@ def _screened(
     return labels, reasons
 
 
-def _known_labels(stream: _Stream, targets: AnyArray) -> tuple[AnyArray, AnyArray]:
+def _known_labels(
+    stream: _Stream, targets: AnyArray, edges: tuple[float, ...]
+) -> tuple[AnyArray, AnyArray]:
     """Find the region of each target, and which of them are valid."""
     labels = np.zeros(len(targets), dtype=np.int64)
     with np.errstate(invalid="ignore"):
         known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
-        if stream.labels > 1:
+        if edges:
+            labels[known] = NumberTargets(edges).assign(targets[known])
+        elif stream.labels > 1:
             whole = targets == np.floor(targets)
             known = known & whole & (targets >= 0) & (targets < stream.labels)
             labels[known] = targets[known].astype(np.int64)
@@ -785,6 +841,10 @@ def _participate(
 
 def _require_possible(method: MethodConfig, *, durable: bool) -> None:
     """Raise if a keeper cannot keep what these options promise."""
+    if method.policy.unbounded:
+        raise ConfigError(
+            f"policy '{method.policy_name}' keeps everything, and a keeper has a capacity"
+        )
     options = method.privacy
     others = options.secure_aggregation or options.encrypted_profiles
     if others or options.protect != ("estimator",):
