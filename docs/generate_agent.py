@@ -10,6 +10,7 @@ from fedkeep.agent.store_file import StoreOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
 
@@ -23,6 +24,7 @@ TABLES: dict[str, type[Any]] = {
     "[gist]": GistOptions,
     "[weights]": Weighting,
     "[privacy]": PrivacyOptions,
+    "[waiting]": WaitingOptions,
     "[metrics]": MetricsOptions,
 }
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
