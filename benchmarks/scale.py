@@ -158,12 +158,14 @@ class SimulatedKeepers(SimulatedClients):
         update = self._update * noise
         gradient = encode(self._update * (1 + noise / 10))
         counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0}
-        content = {
-            "arrays": ArrayRecord({"model": Array(model + update)}),
-            "metrics": MetricRecord({"num-examples": 50}),
-            KEEPER: ConfigRecord({**counts, GRADIENT: gradient}),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"model": Array(model + update)}),
+                "metrics": MetricRecord({"num-examples": 50}),
+                KEEPER: ConfigRecord({**counts, GRADIENT: gradient}),
+            }
+        )
+        return Message(content, reply_to=message)
 
 
 def play_keepers(devices: int, parameters: int, participants: int, rounds: int = 3) -> Figures:

@@ -24,6 +24,7 @@ from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
 from lab.curves import ExperimentSummary
 from lab.findings import Interval, finals, in_words
+from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
 
 NOT_RUN = "not run"
@@ -206,6 +207,23 @@ def fairness_table(experiments: Path, results: Path) -> str:
                     rows.append((f"{title}, {group}: {words}", *cells))
     names = ("FIFO", "balanced-fifo", "gist-local", "gist-shared", "unlimited storage")
     return sheet(("stream", *names), rows)
+
+
+def paired_table(experiments: Path, results: Path) -> str:
+    """One method against another over all tasks."""
+    del experiments
+    return paired_rows(_read(results / "arena.json"))
+
+
+def time_order_table(experiments: Path, results: Path) -> str:
+    """Streams in time order, at own rates."""
+    return arena_table(experiments, results, _LEADS, ("in time order",))
+
+
+def tails_table(experiments: Path, results: Path) -> str:
+    """Worst devices, rarest labels and changes of label on streams in time order."""
+    del experiments
+    return "\n\n".join(tail_tables(_read(results / "tails.json"), STREAMS["in time order"]))
 
 
 def conditions_table(experiments: Path, results: Path) -> str:
@@ -417,6 +435,9 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results-others": others_table,
     "results-shared-rate": shared_rate_table,
     "results-fairness": fairness_table,
+    "results-time-order": time_order_table,
+    "results-tails": tails_table,
+    "results-paired": paired_table,
     "results-conditions": conditions_table,
     "results-bytes": bytes_table,
     "paper-table2": paper_table,

@@ -267,7 +267,8 @@ class Agent:
         return fates + list(zip(sound, told, strict=True))
 
     def _judge_labels(self, source: str, group: list[Arrival]) -> "_Fates":
-        labels = self.config.samples.labels
+        # A number that comes later is refused: only labels are corrected, or waited for.
+        labels = 0 if self.intake.form.targets is not None else self.config.samples.count
         known = ChainMap(self.store.records, self.store.unlabelled)
         ids, y, sound, refused = screen_labels(group, labels, self.tombstones, self.ids, known)
         self._show_refused(source, refused)
@@ -284,7 +285,7 @@ class Agent:
         self, source: str, group: list[Arrival], *, labelled: bool
     ) -> "tuple[Batch, list[Arrival], _Fates]":
         """Return valid samples with their arrivals, and the fates of the others."""
-        form, labels = self.intake.form, self.config.samples.labels
+        form, labels = self.intake.form, self.config.samples.count
         known = ChainMap(self.store.records, self.store.unlabelled)
         batch, sound, refused = screen(
             group,
@@ -294,6 +295,7 @@ class Agent:
             self._magnitudes,
             self.ids,
             known,
+            form.targets,
             labelled=labelled,
         )
         self._show_refused(source, refused)

@@ -18,6 +18,7 @@ from fedkeep.agent.record import SampleForm
 from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray
 from fedkeep.protocol.messages import RefusedRecord
 
@@ -408,6 +409,7 @@ def screen(
     magnitudes: OutlierFilter,
     ids: SampleIds,
     stored: Mapping[int, Any],
+    targets: NumberTargets | None = None,
     *,
     labelled: bool = True,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
@@ -425,6 +427,8 @@ def screen(
         The bound on the size of a sample's numbers.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    targets
+        What targets look like that are numbers to predict; None: they are labels.
     labelled
         Whether samples must have a label; else they are taken without one.
     """
@@ -435,13 +439,17 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
+    known = (y == np.floor(y)) & (y >= 0) & (y < labels)
+    if targets is not None:
+        y = np.array([_several(arrival.y, targets.width) for arrival in arrivals])
+        known = targets.valid(y)
     # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
         for arrival in arrivals
     ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
-    sound = read & screen_samples(x, y, form.shape, labels)[0]
+    sound = read & screen_samples(x, y, form.shape, labels, targets)[0]
     huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
@@ -449,7 +457,7 @@ def screen(
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
             reason = "shape"
-        elif not (y[row].is_integer() and 0 <= y[row] < labels):
+        elif not known[row]:
             reason = "label"
         elif not named[row]:
             reason = "id"
@@ -466,8 +474,17 @@ def screen(
                 continue
             reason = "erased"
         refused.append((arrival, reason))
-    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
+    own = y[rows].astype(np.int64) if targets is None else targets.settled(y[rows])
+    batch = Batch(x[rows], own, np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
+
+
+def _several(y: object, width: int) -> list[float]:
+    """Return so many numbers, alone or in a list; NaN where they are none or not so many."""
+    if isinstance(y, np.ndarray):
+        y = y.tolist()
+    rows = list(y) if isinstance(y, list | tuple) else [y]
+    return [_number(one) for one in rows] if len(rows) == width else [math.nan] * width
 
 
 def screen_labels(

@@ -51,6 +51,7 @@ from fedkeep.core.state import (
     strip_prefix,
 )
 from fedkeep.core.store import MemoryStore
+from fedkeep.core.targets import NumberTargets, targets_of
 from fedkeep.core.types import State, StateSpec
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.privacy import accountant as ledger
@@ -105,7 +106,15 @@ class SampleOptions:
     """The table `[samples]`: what every sample looks like."""
 
     shape: tuple[int, ...]
-    labels: int
+    labels: int | None = None
+    """How many there are; of numbers to predict, leave it out."""
+    targets: Literal["class", "number"] = "class"
+    """Whether `y` is a label, or a number to predict."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: slots are divided among intervals
+    as among labels. The same on all devices of a fleet; empty: not divided."""
+    width: int = 1
+    """How many numbers the `y` of a sample has, where they are numbers."""
     dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
     """How they are stored; the models get float32."""
     limit: float = 1e6
@@ -121,17 +130,32 @@ kept like the rest."""
         check_range(self, "limit", above=0)
         check_range(self, "outlier", least=0)
         check_range(self, "labels", least=1, most=_MOST_LABELS)
+        count, _ = targets_of(self.targets, self.labels, self.edges, self.width)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.names and len(set(self.names)) != self.labels:
+        if self.names and self.targets == "number":
+            raise ValueError("names are of labels, and targets are numbers: leave names out")
+        if not all(self.names):
+            raise ValueError("names must not hold an empty one")
+        if self.names and len(set(self.names)) != count:
             raise ValueError(
-                f"names must be {self.labels} different ones, one for each label, got "
+                f"names must be {count} different ones, one for each label, got "
                 f"{len(set(self.names))}"
             )
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
                 f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}"
             )
+
+    @property
+    def count(self) -> int:
+        """The number of labels, or of the intervals of numbers."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[0]
+
+    @property
+    def numbers(self) -> NumberTargets | None:
+        """What targets look like that are numbers; None: they are labels."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[1]
 
 
 @dataclass(frozen=True)
@@ -157,7 +181,13 @@ class AgentConfig:
         names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
         store = self.store
         return SampleForm(
-            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
+            dtype,
+            self.samples.shape,
+            store.encoding,
+            store.deflate_to,
+            discounts,
+            names,
+            self.samples.numbers,
         )
 
 
@@ -205,6 +235,11 @@ def parse_config(table: Table) -> AgentConfig:
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
     )
+    if method.waiting.share and config.samples.numbers is not None:
+        raise ConfigError(
+            "[waiting] is for samples whose label comes later, and targets are numbers: leave it "
+            "out, and give each sample with its number"
+        )
     check_names(config.sources)
     config.form.codec()  # says whether what is asked of it can be
     return config
@@ -226,10 +261,10 @@ def assemble(config: AgentConfig) -> Agent:
 
     A first model is installed if the file brings one.
     """
-    shape, labels = config.samples.shape, config.samples.labels
+    shape, labels, targets = config.samples.shape, config.samples.count, config.samples.numbers
     _try_model(config.model, shape)
-    learner = learner_of(config.model, shape, labels)
-    check_model(learner, shape, labels)
+    learner = learner_of(config.model, shape, labels, targets)
+    check_model(learner, shape, labels, targets)
     privacy = config.method.privacy if config.accounted else None
 
     def layout_of(options: StoreOptions) -> StoreLayout:
@@ -278,40 +313,49 @@ def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> Non
         )
 
 
-def budget_for(config: AgentConfig, samples: int) -> int:
+def budget_for(config: AgentConfig, count: int) -> int:
     """Return the smallest budget in bytes that holds this many samples beside all else."""
-    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
-    return least_budget(config.store, config.form, _state_bytes(spec), samples)
+    state = _state_within(config)
+
+    def state_of(options: StoreOptions) -> int:
+        """Erased ids are all that a budget changes of it."""
+        return state + options.erasure_bytes - config.store.erasure_bytes
+
+    return least_budget(config.store, config.form, state_of, count)
 
 
 def slots_within(config: AgentConfig) -> int:
     """Return how many samples the budget of a configuration holds; 0 where it holds none."""
-    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = config.method.privacy if config.accounted else None
-    spec = _state_spec(config, learner, privacy)
     try:
-        return plan(config.store, config.form, _state_bytes(spec)).capacity
+        return plan(config.store, config.form, _state_within(config)).capacity
     except ConfigError:
         return 0
 
 
+def _state_within(config: AgentConfig) -> int:
+    """Return the bytes of what the device commits besides samples."""
+    samples = config.samples
+    learner = learner_of(config.model, samples.shape, samples.count, samples.numbers)
+    privacy = config.method.privacy if config.accounted else None
+    return _state_bytes(_state_spec(config, learner, privacy))
+
+
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.method.policy, config.samples.labels)
+    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
     return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
 
 
 def _make_device(
     config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
 ) -> Device:
-    regions = regions_for(config.method.policy, config.samples.labels)
+    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
     return build_device(
         config.method,
         learner,
         capacity=capacity,
         sample_shape=config.samples.shape,
-        labels=config.samples.labels,
+        labels=config.samples.count,
+        targets=config.samples.numbers,
         regions=regions,
         store=store,
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
@@ -406,7 +450,9 @@ def _try_model(model: Table, shape: tuple[int, ...]) -> None:
     try_model(Path(str(model["path"])), sha256, shape, float(seconds))
 
 
-def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
+def check_model(
+    learner: Learner, shape: tuple[int, ...], labels: int, targets: NumberTargets | None = None
+) -> None:
     """Has the model look at one sample of zeros, before anything is written."""
     try:
         model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
@@ -423,7 +469,13 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
             f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; "
             "set the shape it was made for"
         ) from None
-    if outputs.shape != (1, labels):
+    if targets is not None:
+        if outputs.shape != (1, targets.width):
+            raise ConfigError(
+                f"[model] has {outputs.shape[-1]} outputs, but a target of [samples] has "
+                f"{targets.width}: set width to the model's"
+            )
+    elif outputs.shape != (1, labels):
         raise ConfigError(
             f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: "
             "set labels to the model's"
@@ -435,7 +487,11 @@ def _carried_over(state: State, opened: Opened, spec: StateSpec) -> State:
     before, now = opened.before, opened.now
     _, misfits = drop_misfits(state, spec)
     divided = [name for name in misfits if (form := find_spec(spec, name)) and not form.learned]
-    if before["labels"] != now["labels"]:
+    if before.get("edges") != now.get("edges"):
+        log.warning(
+            "[samples] edges is another than before: samples stay, model, plan and rates begin anew"
+        )
+    elif before["labels"] != now["labels"]:
         log.warning(
             "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
             before["labels"],

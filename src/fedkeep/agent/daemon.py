@@ -178,7 +178,7 @@ def introduce(agent: Agent) -> None:
         "policy %s (%s), model %s, samples of %s %s and %d labels; "
         "room for %d samples in %d bytes, %d each; %d stored",
         config.method.policy_name, config.preset, model, shape, config.samples.dtype,
-        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size,
+        config.samples.count, agent.device.capacity, geometry.size, geometry.cell_size,
         len(agent.store),
     )  # fmt: skip
     if agent.model_date.round < 0:

@@ -18,7 +18,9 @@ from fedkeep.agent.record import (
     SampleMetadata,
     Verdict,
     join_name,
+    join_target,
     split_name,
+    split_target,
 )
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
@@ -85,7 +87,8 @@ class DurableStore:
         """What the samples of that batch were called, by their ids, where the id is not the name
         itself.
         """
-        self.name_bytes = form.name_bytes
+        self.name_bytes, self._targets = form.name_bytes, form.targets
+        self._width = form.target_width
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -132,8 +135,9 @@ class DurableStore:
         outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
-        self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
-        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, batch.y)
+        labels, targets = self._labelled(batch)
+        self.log.add_refusals(labels, batch.ids, arrivals, outcome, self.model_version, wall)
+        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, labels)
         for i in np.flatnonzero(~refused | (outcome.evicted >= 0)).tolist():
             if refused[
                 i
@@ -151,6 +155,7 @@ class DurableStore:
                     int(regions[i]),
                     0,
                     self.names.get(known[0], "") if self.name_bytes else "",
+                    targets[i],
                 ]
             )
             fate = outcome.results[i]
@@ -166,11 +171,18 @@ class DurableStore:
                     self._settled.get(batch.x[i].tobytes())
                     or self.codec.encode(batch.x[i : i + 1])[0]
                 )
-                content = join_name(row, note.name, self.name_bytes)
+                content = join_target(note.target, join_name(row, note.name, self.name_bytes))
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 self._name_source()
         self._before.clear()
         return outcome
+
+    def _labelled(self, batch: Batch) -> tuple[IntArray, list[tuple[float, ...]]]:
+        """Give the label of each sample, or the interval of its target; and the targets."""
+        if self._targets is None:
+            return batch.y, [()] * len(batch)
+        rows = batch.y.reshape(len(batch), self._width).tolist()
+        return self._targets.assign(batch.y), list(map(tuple, rows))
 
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
@@ -274,7 +286,9 @@ class DurableStore:
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
         x = self.codec.decode([self._samples[note.id] for note in notes])
-        y = np.array([note.label for note in notes], dtype=np.int64)
+        y: AnyArray = np.array([note.label for note in notes], dtype=np.int64)
+        if self._targets is not None:
+            y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
@@ -353,13 +367,17 @@ class DurableStore:
         self._sources = restore_codec(self.codec, state, newest)
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
-            note = record.decode_note(blob, self._sources)
-            row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
+            note = record.decode_note(blob, self._sources, self._width)
+            _, content = split_target(blob.data[META_BYTES:], self._width)
+            row, name = split_name(content, self.name_bytes)
             self._blobs[note.id] = blob.number
             if note.label == UNLABELLED:
                 self.unlabelled[note.id] = note._replace(name=name)
                 self._waiting_rows[note.id] = row
                 continue
+            if self._targets is not None:  # by the intervals of now, whatever they were
+                [label] = self._targets.assign(np.array([note.target])).tolist()
+                note = note._replace(label=label)
             self.records[note.id] = note._replace(
                 region=note.label if self._index.regions > 1 else 0, name=name
             )

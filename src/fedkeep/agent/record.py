@@ -8,6 +8,7 @@ Then the small state that is committed with the samples: what was counted and de
 import json
 import math
 import struct
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from fedkeep.agent.cells import FAR
 from fedkeep.config.canonical import stored_name
 from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
-from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.protocol.messages import Reason
 
@@ -68,6 +70,8 @@ class SampleMetadata(NamedTuple):
     uses: int = 0
     name: str = ""
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -104,11 +108,34 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
-def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
-    """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
+def join_target(target: Sequence[float], row: bytes) -> bytes:
+    """Return an encoded sample with the numbers to predict before it, eight bytes each.
+
+    >>> split_target(join_target((12.5,), b"row"), 1)
+    ((12.5,), b'row')
+    >>> split_target(join_target((), b"row"), 0)
+    ((), b'row')
+    """
+    return np.asarray(target, dtype="<f8").tobytes() + row
+
+
+def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
+    """Return the numbers to predict and the encoded sample, as `join_target` put them together."""
+    end = 8 * width
+    return tuple(np.frombuffer(content[:end], dtype="<f8").tolist()), content[end:]
+
+
+def decode_note(blob: Blob, sources: Sequence[str] = (), width: int = 0) -> SampleMetadata:
+    """Return what is known of the sample of a record; of a source whose name is lost, nothing.
+
+    `width` is how many numbers to predict stand before the sample.
+    """
+    target, _ = split_target(blob.data[META_BYTES:], width)
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
+    return SampleMetadata._make(
+        [*known, label, model, float(taken), wall, name, label, 0, "", target]
+    )
 
 
 @dataclass(frozen=True)
@@ -126,11 +153,19 @@ class SampleForm:
     """Whether its score counts for less after use: then there is more to keep of its rank."""
     name_bytes: int = 0
     """The longest name that is kept with it; 0: none is."""
+    targets: NumberTargets | None = None
+    """What its targets look like that are numbers; None: it has a label."""
+
+    @property
+    def target_width(self) -> int:
+        """How many numbers to predict are stored with it."""
+        return 0 if self.targets is None else self.targets.width
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a stored sample with its name, at most."""
-        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
+        """Bytes of a stored sample with its name and the numbers to predict, at most."""
+        named = self.name_bytes + 1 if self.name_bytes else 0
+        return 8 * self.target_width + self.codec().nbytes + named
 
     def codec(self) -> SampleCodec:
         """Make the codec of such samples."""
@@ -264,6 +299,7 @@ _ROW = np.dtype(
     ]
 )  # fmt: skip
 ROW_BYTES = _ROW.itemsize
+_COLUMN_BYTES = [_ROW[name].itemsize for name in _ROW.names or ()]
 
 
 class Verdict(IntEnum):
@@ -301,24 +337,35 @@ class DecisionLog:
     def __init__(self, length: int, policy: str) -> None:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
+        self._length = length
         self._written = self._refusals = 0
+        self._deflated: dict[int, AnyArray] = {}
+        """The chunks that have not changed since they were last stored, as they were stored."""
         self.policy, self._policy = policy, _logged(policy)
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         """Log a decision that changed the store."""
-        self._rows[self._written % len(self._rows)] = (
+        place = self._written % len(self._rows)
+        self._deflated.pop(place // CHUNK, None)
+        self._rows[place] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
             note.model_version, note.wall, self._policy,
         )  # fmt: skip
         self._written += 1
 
     def add_refusals(
-        self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
+        self,
+        labels: IntArray,
+        ids: IntArray,
+        arrivals: IntArray,
+        outcome: Outcome,
+        model: int,
+        wall: float,
     ) -> None:
         """Log the refusals among the outcomes of a batch."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
-        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
+        columns = (ids, arrivals, labels, outcome.scores, outcome.thresholds)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
         rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (
@@ -357,21 +404,66 @@ class DecisionLog:
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
+        self._deflated.clear()
         for rows in (self._rows, self._refused):
             rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
             rows["displaced"][np.isin(rows["displaced"], ids)] = -1
 
     def snapshot(self) -> State:
-        """In chunks, of which a commit writes those that changed."""
-        chunks = {
-            str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)
-        }
+        """In deflated chunks, of which a commit writes those that changed."""
+        begun = min(len(self._rows), self._written) if self._length else 0
+        chunks = {str(i): self._chunk(i) for i in range(-(-begun // CHUNK))}
         return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:
-        """Take over the chunks that are as long as one's own."""
-        for name, own in self.snapshot().items():
-            chunk = state.get(name)
-            if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
-                own[:] = chunk
+        """Take over the chunks that have a place here; a version before did not deflate them."""
+        for i in range(len(self._rows) // CHUNK):
+            chunk = _inflated(state.get(str(i), np.zeros(0)))
+            if chunk is not None:
+                self._rows[i * CHUNK : (i + 1) * CHUNK] = chunk
         self._written = int(state.get("written", 0))
+        self._deflated.clear()
+
+    def _chunk(self, index: int) -> AnyArray:
+        """Return a chunk as it is stored; it is deflated once, until it changes."""
+        found = self._deflated.get(index)
+        if found is None:
+            found = _deflated(self._rows[index * CHUNK : (index + 1) * CHUNK])
+            self._deflated[index] = found
+        return found
+
+
+def _deflated(rows: NDArray[np.void]) -> AnyArray:
+    """Return rows of the log in few bytes: place by place of each column, since many are alike.
+
+    >>> rows = np.zeros(CHUNK, dtype=_ROW)
+    >>> rows["id"], rows["score"] = np.arange(CHUNK), np.linspace(0, 1, CHUNK)
+    >>> len(_deflated(rows)) < rows.nbytes / 5
+    True
+    >>> bool((_inflated(_deflated(rows)) == rows).all())
+    True
+    """
+    columns = [np.ascontiguousarray(rows[name]) for name in _ROW.names or ()]
+    places = [column.view(np.uint8).reshape(len(rows), -1).T for column in columns]
+    deflated = zlib.compress(b"".join(place.tobytes() for place in places), 6)
+    return np.frombuffer(deflated, np.uint8)
+
+
+def _inflated(chunk: AnyArray) -> NDArray[np.void] | None:
+    """Return the rows of a stored chunk, deflated or not; None where it is none."""
+    if chunk.dtype == _ROW:
+        return chunk if len(chunk) == CHUNK else None
+    if chunk.dtype != np.uint8:
+        return None
+    try:
+        data = zlib.decompressobj().decompress(chunk.tobytes(), CHUNK * ROW_BYTES + 1)
+    except zlib.error:
+        return None
+    if len(data) != CHUNK * ROW_BYTES:
+        return None
+    rows, start = np.zeros(CHUNK, dtype=_ROW), 0
+    for name, size in zip(_ROW.names or (), _COLUMN_BYTES, strict=True):
+        places = np.frombuffer(data, np.uint8, CHUNK * size, start).reshape(size, CHUNK)
+        rows[name] = np.ascontiguousarray(places.T).view(_ROW[name]).ravel()
+        start += CHUNK * size
+    return rows

@@ -23,8 +23,9 @@ from fedkeep.agent.connections import Listener
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.screening import screen_parameters, screen_samples
+from fedkeep.core.targets import error_sums
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.evaluation import judge
+from fedkeep.learn.evaluation import judge, predict
 from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -93,7 +94,9 @@ class Service:
                     return self._erase(request)
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
-                terms = agreement_of(agent.config.method, agent.device.regions.count)
+                terms = agreement_of(
+                    agent.config.method, agent.device.regions.count, agent.config.samples.numbers
+                )
                 return structs.replace(reply, agreement=terms)
             return reply
         except RejectedError as refusal:
@@ -169,12 +172,20 @@ class Service:
             with agent.lock:
                 batch = agent.store.stored().batch
             where, x, y = "stored", batch.x, batch.y
-        loss, right = 0.0, 0
+        loss, right, errors = 0.0, 0, None
         for start in range(0, len(y), _CHUNK):
             part = slice(start, start + _CHUNK)
-            losses, found = judge(learner, model, x[part], y[part])
-            loss, right = loss + float(losses.sum()), right + int(found.sum())
-        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
+            if agent.config.samples.numbers is None:
+                losses, found = judge(learner, model, x[part], y[part])
+                right += int(found.sum())
+            else:
+                losses, predicted = predict(learner, model, x[part], y[part])
+                own = error_sums(predicted, y[part])
+                errors = own if errors is None else errors + own
+            loss += float(losses.sum())
+        told = agent.door.vitals(vitals(agent))
+        sums = None if errors is None else tuple(errors.tolist())
+        return messages.Evaluated(len(y), loss, right, where, told, sums)
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -189,10 +200,10 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
         raise ConfigError(
             f"held_out must be an npz file with x and y, {path} is not: {error}"
         ) from error
-    _, refused = screen_samples(x, y, form.shape, form.labels)
+    _, refused = screen_samples(x, y, form.shape, form.count, form.numbers)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
-    return x, y.astype(np.int64)
+    return x, y.astype(np.int64) if form.numbers is None else form.numbers.settled(y)
 
 
 def summarise(agent: Agent) -> messages.Status:
@@ -225,7 +236,7 @@ def summarise(agent: Agent) -> messages.Status:
             preset=agent.config.preset,
             value_quantiles=tuple(np.quantile(scores, _QUANTILES).tolist()) if len(scores) else (),
             labels_held=len({note.label for note in store.records.values()}),
-            labels=agent.config.samples.labels,
+            labels=agent.config.samples.count,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
             sample_bytes=store.file.geometry.cell_size,
@@ -255,7 +266,7 @@ def vitals(agent: Agent) -> messages.DeviceStats:
         gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
-    filled = tuple(labels[label] for label in range(agent.config.samples.labels))
+    filled = tuple(labels[label] for label in range(agent.config.samples.count))
     arrivals = kept + replaced + refused + counts["refreshed"]
     return messages.DeviceStats(
         labels.total(), filled, arrivals, kept, replaced, refused, gist=gist

@@ -55,8 +55,9 @@ _FOR_GOOD = (
 _ALIGNMENT = 4
 NAME_BYTES = 24
 """Of the names that a new store keeps."""
-LEAST_ERASED = 4096
-_ERASED_SHARE = 200
+LEAST_ERASED = 512
+_ERASED_SHARE, _SMALL_SHARE, _SMALL_ERASED = 200, 64, 4096
+"""What a budget gives to erased ids: more of a small one, up to so many bytes."""
 _LOG = "log."
 """How the names of the decision log's arrays begin."""
 _SMALL_ARRAYS = 12
@@ -100,8 +101,8 @@ until it fits; `fedkeep agent store check` says what would do. None: not deflate
     erased_bytes: int | None = None
     """Bytes of the budget for the ids of erased samples, which are refused.
 
-    512 in the first 4,096, then one for every 4; None: a 200th of the budget, as far as a store
-    that is there leaves room for it.
+    One for every 8, and beyond 4,096 for every 4; None: a 200th of the budget or 4,096, of a budget
+    below 262,144 a 64th, as far as a store that is there leaves room for it.
     """
     sector: int | None = None
     """512 or 4096.
@@ -139,19 +140,19 @@ or are skipped as their source's `overload` says. 0: no limit."""
 
     @property
     def decisions(self) -> int:
-        """How many decisions are remembered."""
-        return (
-            min(2048, self.budget // (20 * ROW_BYTES))
-            if self.log_length is None
-            else self.log_length
-        )
+        """How many decisions are remembered: by default whole chunks of them."""
+        if self.log_length is not None:
+            return self.log_length
+        fitting = self.budget // (20 * ROW_BYTES) // CHUNK * CHUNK
+        return min(2048, max(CHUNK, fitting))
 
     @property
     def erasure_bytes(self) -> int:
         """Bytes for the ids of erased samples."""
         if self.erased_bytes is not None:
             return self.erased_bytes
-        return max(LEAST_ERASED, self.budget // _ERASED_SHARE)
+        small = max(LEAST_ERASED, min(_SMALL_ERASED, self.budget // _SMALL_SHARE))
+        return max(small, self.budget // _ERASED_SHARE)
 
     @property
     def file(self) -> Path:
@@ -186,22 +187,42 @@ def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayo
     layout = _layout(options, form, state_bytes)
     if layout.capacity:
         return layout
-    least = least_budget(options, form, state_bytes, 1)
+    least = least_budget(options, form, _state_under(options, state_bytes), 1)
     raise ConfigError(
         f"a budget of {options.budget} bytes holds no sample beside the model: it needs {least}"
     )
 
 
-def least_budget(options: StoreOptions, form: SampleForm, state_bytes: int, samples: int) -> int:
-    """Return the smallest budget, in whole pages, that holds this many samples."""
+def least_budget(
+    options: StoreOptions,
+    form: SampleForm,
+    state_bytes: int | Callable[[StoreOptions], int],
+    samples: int,
+) -> int:
+    """Return the smallest budget, in whole pages, that holds this many samples.
+
+    `state_bytes` is what the device commits besides samples, or what it is under a budget.
+    """
+    state_of = state_bytes if callable(state_bytes) else (lambda _: state_bytes)
     pages = range(
-        9, (8 * state_bytes + 64 * (form.content_bytes + 512) * (samples + 64)) // PAGE + 1024
+        9, (8 * state_of(options) + 64 * (form.content_bytes + 512) * (samples + 64)) // PAGE + 1024
     )
 
     def capacity(count: int) -> int:
-        return _layout(replace(options, budget=count * PAGE), form, state_bytes).capacity
+        within = replace(options, budget=count * PAGE)
+        return _layout(within, form, state_of(within)).capacity
 
     return PAGE * (pages.start + bisect_left(pages, samples, key=capacity))
+
+
+def _state_under(options: StoreOptions, state_bytes: int) -> Callable[[StoreOptions], int]:
+    """Return what a state takes under other budgets, whose default for erased ids is larger."""
+
+    def state_of(within: StoreOptions) -> int:
+        default = replace(within, erased_bytes=None).erasure_bytes
+        return state_bytes + max(0, default - options.erasure_bytes)
+
+    return state_of
 
 
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
@@ -249,12 +270,14 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
     """
     options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
-    sample = {
+    sample: dict[str, Any] = {
         "dtype": form.encoding or form.dtype.str,
         "shape": list(form.shape),
         "deflate_to": form.deflate_to,
         "name_bytes": form.name_bytes,
     }
+    if form.targets is not None:
+        sample |= {"targets": form.target_width, "edges": list(form.targets.edges)}
     use = {
         "key": cipher.name if cipher else None,
         "labels": labels,
@@ -294,7 +317,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
         room = max(layout.capacity, found.form.get("capacity", 0))
         gone = superfluous(blobs, room) if damage else set()
         blobs = [blob for blob in blobs if blob.number not in gone]
-        _check_room(path, blobs, layout, wanted.form["labels"])
+        _check_room(
+            path, blobs, layout, None if "targets" in wanted.form else wanted.form["labels"]
+        )
         if damage:
             log.warning("%s is damaged: %s; all else goes on", path, damage)
             set_aside(path, layout.options.damaged_bytes)
@@ -365,6 +390,15 @@ def find_label(
 
 
 def _check_form(path: Path, found: Label, wanted: Label) -> None:
+    held, meant = (label.form.get("targets", 0) for label in (found, wanted))
+    if found.form and held != meant:
+        words = [
+            "labels" if not width else f"{width} numbers to predict" for width in (held, meant)
+        ]
+        raise ConfigError(
+            f"{path} holds samples with {words[0]}, not {words[1]}: set [samples] targets and "
+            "width as they were, or [store] path to another file"
+        )
     for name, form in (("shape", list), ("dtype", np.dtype)):
         now = wanted.form[name]
         before = found.form.get(name, now)
@@ -386,6 +420,7 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     most = form.content_bytes
     named = bool(form.name_bytes)
     least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
+    least += 8 * form.target_width
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of "
@@ -394,18 +429,19 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
         )
 
 
-def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int | None) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
     highest = max((note.label for note in notes), default=-1)
     count = len({note.id for note in notes})
-    if highest >= labels:
+    if labels is not None and highest >= labels:
         raise ConfigError(
             f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
             f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
         )
     if count > layout.capacity:
-        least = least_budget(layout.options, layout.form, layout.state_bytes, count)
+        state = _state_under(layout.options, layout.state_bytes)
+        least = least_budget(layout.options, layout.form, state, count)
         raise ConfigError(
             f"{path} holds {count} samples and [store] budget = {layout.options.budget} has "
             "room for "
@@ -526,10 +562,13 @@ def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) 
         options = replace(options, name_bytes=kept)
     if options.erased_bytes is not None:
         return options
-    chosen = replace(options, erased_bytes=options.erasure_bytes)
-    if found is None or capacity_of(chosen) >= found.form.get("capacity", 0):
+    if found is None:
+        return replace(options, erased_bytes=options.erasure_bytes)
+    had = found.form.get("erased_bytes", _SMALL_ERASED)
+    chosen = replace(options, erased_bytes=max(had, options.erasure_bytes))
+    if capacity_of(chosen) >= found.form.get("capacity", 0):
         return chosen
-    return replace(options, erased_bytes=found.form.get("erased_bytes", LEAST_ERASED))
+    return replace(options, erased_bytes=had)
 
 
 def _peek(path: Path) -> Label | None:

@@ -30,6 +30,7 @@ from fedkeep.agent.record import (
     decode_note,
     newest_of,
     split_name,
+    split_target,
 )
 from fedkeep.agent.sample_ids import SampleIds
 from fedkeep.agent.store_file import find_label, superfluous
@@ -106,10 +107,12 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         sources = restore_codec(codec, state, newest)
         samples = [blob for blob in blobs if blob.kind == SAMPLE]
         most = label.form.get("name_bytes", 0)
-        named = [split_name(blob.data[META_BYTES:], most) for blob in samples]
+        width = label.form.get("targets", 0)
+        contents = [split_target(blob.data[META_BYTES:], width)[1] for blob in samples]
+        named = [split_name(content, most) for content in contents]
         rows = [row for row, _ in named]
         notes = [
-            decode_note(blob, sources)._replace(name=name)
+            decode_note(blob, sources, width)._replace(name=name)
             for blob, (_, name) in zip(samples, named, strict=True)
         ]
         x = codec.decode(rows)
@@ -277,7 +280,7 @@ def _plain(text: str) -> str:
 def _write(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
     """Write samples in the form that the name of `out` asks for, all of them or none."""
     columns = {
-        "y": np.array([note.label for note in notes], dtype=np.int64),
+        "y": _targets(notes),
         "ids": np.array([note.id for note in notes], dtype=np.int64),
         "names": np.array([note.name or str(note.id) for note in notes], dtype=np.str_),
         "scores": np.array([note.score for note in notes]),
@@ -300,8 +303,21 @@ def _write(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
         _write_folder(out, notes, x)
 
 
+def _targets(notes: list[SampleMetadata]) -> AnyArray:
+    """Return labels, or the numbers to predict, (n,) or (n, width)."""
+    if any(note.target for note in notes):
+        rows = np.array([note.target for note in notes])
+        return rows[:, 0] if rows.shape[1] == 1 else rows
+    return np.array([note.label for note in notes], dtype=np.int64)
+
+
 def _write_folder(out: Path, notes: list[SampleMetadata], x: AnyArray) -> None:
     """Write a folder for each label, with a file for each sample, called as the sample is."""
+    if any(note.target for note in notes):
+        raise ConfigError(
+            "these samples have numbers to predict, and folders have no place for them: name a "
+            "file that ends in .npz or .parquet"
+        )
     new = temp_path(out)
     new.mkdir(_PRIVATE_FOLDER)
     try:

@@ -185,6 +185,12 @@ class WaitingRoom:
         return id_ in self._x
 
     @property
+    def predicts(self) -> bool:
+        """Whether anything here depends on what the model predicts."""
+        by_rule = self.options.rule in ("uncertain", *_BALANCED)
+        return self._labels > 1 and (by_rule or self.options.pseudo_labels is not None)
+
+    @property
     def ids(self) -> IntArray:
         """The ids of what waits, oldest first."""
         return np.array([*self._x], dtype=np.int64)
@@ -272,7 +278,7 @@ class WaitingRoom:
 
     def rank(self, predict: Callable[[AnyArray], FloatArray | None]) -> None:
         """Rank what waits anew, under another model."""
-        if not len(self):
+        if not len(self) or not self.predicts:
             return
         ids, arrivals = self.ids, self.arrivals
         x = self.x(ids.tolist())
@@ -308,7 +314,12 @@ class WaitingRoom:
         return state | {"x": x, "ids": self.ids, "arrivals": self.arrivals}
 
     def restore(self, state: State) -> None:
-        """Become what `snapshot` described; `rank` then ranks it under the device's model."""
+        """Become what `snapshot` described; `rank` then ranks it under the device's model.
+
+        A state from before there was a waiting room leaves it empty.
+        """
+        if "counts" not in state:
+            state = {name: form.fresh() for name, form in self.state_spec().items() if name != "*"}
         self.counts = dict(zip(COUNTED, state["counts"].tolist(), strict=True))
         early = (state["early.ids"].tolist(), state["early.labels"].tolist())
         self.early = dict(zip(*early, strict=True))

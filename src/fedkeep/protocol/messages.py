@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import msgspec
 
 from fedkeep.core.errors import RejectedError
+from fedkeep.core.targets import scores_of_sums
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -157,10 +158,15 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """Which samples were evaluated: "held-out" or "stored"."""
     vitals: DeviceStats | None = None
     """None where the device's privacy options withhold them."""
+    errors: tuple[float, float, float, float] | None = None
+    """Where targets are numbers: squared errors, absolute errors, targets and squared targets,
+    summed over the samples. None: targets are labels."""
 
     @property
     def accuracy(self) -> float:
-        """The share of correct labels; NaN without a sample."""
+        """The share of correct labels, or R2 of numbers; NaN without a sample."""
+        if self.errors is not None and self.samples:
+            return scores_of_sums(self.samples, self.errors)["r2"]
         return self.correct / self.samples if self.samples else math.nan
 
 

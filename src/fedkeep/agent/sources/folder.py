@@ -227,7 +227,9 @@ class FolderSource(Source):
         )
         try:
             beside = target.with_name(target.name + ".report.json")
-            beside.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            beside.unlink(missing_ok=True)  # perhaps a link, by which another file would be lost
+            with beside.open("x", encoding="utf-8") as text:
+                text.write(json.dumps(report, indent=2) + "\n")
         except OSError as error:
             log.warning("source '%s': no report on %s (%s)", self.name, file.name, error.strerror)
 

@@ -113,7 +113,8 @@ class CountedModels:
         """Return the model of one report."""
         moved = np.empty((1, len(self._model)))
         self._read(slice(row, row + 1), slice(0, len(self._model)), moved)
-        return moved[0].astype(np.float32)
+        model: Vector = moved[0].astype(np.float32)
+        return model
 
     def merged(self, weights: FloatArray) -> Vector:
         """Return the weighted mean of the models; the one before if none carries weight."""
