@@ -644,8 +644,9 @@ class Keeper:
             seed=self._settings.seed,
         )
         if self._settings.private:
-            size = model.learner.gradient_size
-            self._release = ReleasePipeline(method.privacy, size, self._save)
+            size = device.exchange.size(model.learner)
+            encoding = method.gist.encoding if method.gist.kept else "float32"
+            self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
         device.entering = self._release.see
         return device
 
