@@ -12,6 +12,7 @@ from fedkeep.agent.uploads import UploadOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
 
@@ -25,6 +26,7 @@ TABLES: dict[str, type[Any]] = {
     "[gist]": GistOptions,
     "[weights]": Weighting,
     "[privacy]": PrivacyOptions,
+    "[waiting]": WaitingOptions,
     "[metrics]": MetricsOptions,
     "[upload]": UploadOptions,
     "[remote]": RemoteOptions,

@@ -430,6 +430,54 @@ def kept_and_sent(
     return kept, 0 if sent is None else sent.nbytes
 
 
+def _by_method(results: Path, methods: Sequence[str], key: str) -> list[tuple[str, ...]]:
+    """A row for each task and setting of the suite `labels` in which these methods have run."""
+    rows = []
+    for task, settings in _read(results / "labels.json").items():
+        for setting, found in settings.items():
+            if methods[0] in found:
+                cells = (in_words(found[m][key]) if m in found else NOT_RUN for m in methods)
+                rows.append((task, setting.replace("stream.", ""), *cells))
+    return rows
+
+
+def label_rules_table(experiments: Path, results: Path) -> str:
+    """Accuracy by the rule of the waiting room."""
+    del experiments
+    rules = ("random", "balanced", "uncertain", "balanced-uncertain", "oldest", "newest")
+    rows = _by_method(results, [f"rule-{rule}" for rule in rules], "accuracy")
+    return sheet(("task", "labels", *rules), rows) if rows else NOT_RUN
+
+
+def label_delays_table(experiments: Path, results: Path) -> str:
+    """Accuracy of three stores against the delay of labels."""
+    del experiments
+    rows = [
+        row
+        for row in _by_method(results, ("fifo", "draw", "gist-local"), "accuracy")
+        if "label_delay" in row[1] and "labelled" not in row[1]
+    ]
+    return sheet(("task", "labels", "FIFO", "balanced-reservoir", "gist-local"), rows)
+
+
+def label_shares_table(experiments: Path, results: Path) -> str:
+    """Accuracy of three stores against the share of samples that get a label."""
+    del experiments
+    methods = ("gist-local-no-room", "gist-local", "draw", "fifo")
+    rows = [row for row in _by_method(results, methods, "accuracy") if "delay" not in row[1]]
+    names = ("gist-local, all slots stored", "gist-local", "balanced-reservoir", "FIFO")
+    return sheet(("task", "labels", *names), rows)
+
+
+def pseudo_labels_table(experiments: Path, results: Path) -> str:
+    """Accuracy with the model's own labels, beside none."""
+    del experiments
+    methods = ("gist-local-no-room", "gist-local", "pseudo-80", "pseudo-95")
+    rows = [row for row in _by_method(results, methods, "accuracy") if NOT_RUN not in row[-2:]]
+    names = ("none, all slots stored", "none", "from 0.8", "from 0.95")
+    return sheet(("task", "labels", *names), rows)
+
+
 TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results": results_table,
     "results-others": others_table,
@@ -443,5 +491,9 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "paper-table2": paper_table,
     "paper-claims": claims_table,
     "costs": costs_table,
+    "labels-rules": label_rules_table,
+    "labels-delays": label_delays_table,
+    "labels-shares": label_shares_table,
+    "labels-pseudo": pseudo_labels_table,
 }
 """By the names that the pages use."""

@@ -460,7 +460,7 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
         "identity": DeviceName(),
         "pacer": CommitPacer(0.0, 0, int),
     }
-    return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
+    return spec_parts(parts) | release_state_spec(privacy, config.method.exchange.size(learner))
 
 
 def _state_bytes(spec: StateSpec) -> int:
@@ -487,9 +487,15 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             why = f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
             raise RejectedError("disk", why) from error
 
-    size = agent.device.learner.gradient_size
+    device = agent.device
     agent.door = ReleasePipeline(
-        privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep
+        privacy,
+        device.exchange.size(device.learner),
+        agent.require_commit,
+        lock=agent.lock,
+        ledger=spendings,
+        keep=keep,
+        encoding="float32" if device.gist is None else device.gist.options.encoding,
     )
 
 
