@@ -647,6 +647,7 @@ class Keeper:
             size = model.learner.gradient_size
             self._release = ReleasePipeline(method.privacy, size, self._save)
         device.entering = self._release.see
+        device.logits = model.learner.logits_of
         return device
 
     def _step_correction(
