@@ -30,7 +30,7 @@ from fedkeep.config.method import parse_fleet
 from fedkeep.core.gradients import Estimate, IncrementalEstimator
 from fedkeep.core.types import Profile, Report
 from fedkeep.flower import KeeperStrategy, codec
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, encode
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, VERSION, VERSION_KEY, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -157,7 +157,7 @@ class SimulatedKeepers(SimulatedClients):
         model, noise = arrays["model"].numpy(), np.float32(self._draw.standard_normal())
         update = self._update * noise
         gradient = encode(self._update * (1 + noise / 10))
-        counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0}
+        counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0, VERSION_KEY: VERSION}
         content = RecordDict(
             {
                 "arrays": ArrayRecord({"model": Array(model + update)}),
