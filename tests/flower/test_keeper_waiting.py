@@ -164,12 +164,16 @@ def test_a_labelled_sample_enters_one_estimate_and_a_correction_none(
     options = {"privacy": privacy, "policy": "ode", "directory": str(tmp_path)}
     seen: list[int] = []
     keeper = opened(context, **options)
-    see = keeper._release.see
-    keeper._release.see = lambda ids: (seen.extend(ids.tolist()), see(ids))[1]  # type: ignore[method-assign]
     keeper.offer(X[:1], Y[:1], ids=NAMES[:1])
     sync(keeper)
     assert keeper._stream is not None
-    keeper._stream.device.entering = lambda ids: seen.extend(ids.tolist())
+    see = keeper._stream.device.entering
+
+    def noted(ids: Any) -> None:
+        seen.extend(ids.tolist())
+        see(ids)
+
+    keeper._stream.device.entering = noted
     keeper.offer(X[1:4], ids=NAMES[1:4])
     assert seen == []
     keeper.label(NAMES[1:4], Y[1:4])
