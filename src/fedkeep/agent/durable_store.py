@@ -286,6 +286,15 @@ class DurableStore:
         return x
 
     @property
+    def staged_samples(self) -> int:
+        """How many samples the next commit has to write; of files, as if each were the longest."""
+        if self._decode is None:
+            return len(self.staged)
+        room = self.file.room
+        cells = sum(-(-(META_BYTES + len(row)) // room) for row, _ in self.staged.values())
+        return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of the budget that one stored sample takes; of files, on average."""
         cell = self.file.geometry.cell_size
