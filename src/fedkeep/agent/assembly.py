@@ -32,14 +32,21 @@ from fedkeep.agent.store_file import (
 )
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store
-from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
-from fedkeep.config.options import MetricsOptions, learner_of
+from fedkeep.config.method import (
+    DEVICE_TABLES,
+    MethodConfig,
+    deployed_regions,
+    division_of,
+    parse_method,
+    table_of,
+)
+from fedkeep.config.options import MetricsOptions, RegionOptions, learner_of
 from fedkeep.config.presets import DEFAULT
 from fedkeep.core.bounds import check_range
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
-from fedkeep.core.regions import regions_for
+from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import (
@@ -151,6 +158,15 @@ class AgentConfig:
     accounted: bool
     """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
+    division: RegionOptions | Regions
+    """How samples are divided: by label, or around centroids that all devices share."""
+
+    @property
+    def regions(self) -> Regions:
+        """What store and plan divide."""
+        policy, labels = self.method.policy, self.samples.labels
+        divided = regions_for(policy, labels).count
+        return deployed_regions(self.division, divided, self.samples.shape)
 
     @property
     def form(self) -> SampleForm:
@@ -169,7 +185,7 @@ _OPTIONS: dict[str, Any] = {
     if is_dataclass(field.type) and field.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
-_TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
+_TABLES = ("preset", "model", "source", "regions", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -206,7 +222,9 @@ def parse_config(table: Table) -> AgentConfig:
         model=dict(table.get("model", {})),
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
+        division=division_of(table),
     )
+    _ = config.regions  # what is wrong of them is named before anything starts
     check_names(config.sources)
     config.form.codec()  # says whether what is asked of it can be
     return config
@@ -246,7 +264,9 @@ def assemble(config: AgentConfig) -> Agent:
         index = _memory_store(config)
         clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
-        store = DurableStore(opened.file, index, config.form, decisions, clock, layout.capacity)
+        store = DurableStore(
+            opened.file, index, config.form, decisions, clock, layout.capacity, config.regions
+        )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         device = _make_device(config, learner, store, layout.capacity, draw_seed)
         agent = Agent(device, store, layout.reserve, config)
@@ -272,14 +292,13 @@ def budget_for(config: AgentConfig, samples: int) -> int:
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.method.policy, config.samples.labels)
-    return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
+    return build_memory_store(config.method, np.zeros(config.regions.count, dtype=np.int64))
 
 
 def _make_device(
     config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
 ) -> Device:
-    regions = regions_for(config.method.policy, config.samples.labels)
+    regions = config.regions
     return build_device(
         config.method,
         learner,

@@ -23,6 +23,7 @@ from fedkeep.agent.record import (
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
+from fedkeep.core.regions import LabelRegions, Regions
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.encoding import SampleCodec
@@ -67,7 +68,10 @@ class DurableStore:
         log: DecisionLog,
         clock: AgeClock,
         capacity: int,
+        regions: Regions | None = None,
     ) -> None:
+        self._regions = regions
+        """Divides what the file holds; by default the labels are the regions."""
         self.file, self._index, self.codec = file, index, form.codec()
         self.stored, self.ranks = index.stored, index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
@@ -259,14 +263,25 @@ class DurableStore:
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
             note = record.decode_note(blob, self._sources)
             row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
-            self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0, name=name
-            )
+            self.records[note.id] = note._replace(name=name)
             self._blobs[note.id], self._samples[note.id] = blob.number, row
+        self._divide()
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
         }
+
+    def _divide(self) -> None:
+        """Note the region of each sample; the file does not hold it, for it follows from it."""
+        notes = list(self.records.values())
+        y = np.array([note.label for note in notes], dtype=np.int64)
+        found = y if self._index.regions > 1 else np.zeros(len(y), dtype=np.int64)
+        if self._regions is not None and not isinstance(self._regions, LabelRegions) and notes:
+            x = self.codec.decode([self._samples[note.id] for note in notes])
+            ids = np.array([note.id for note in notes], dtype=np.int64)
+            found = self._regions.assign(Batch(x, y, ids), None)
+        for note, region in zip(notes, found.tolist(), strict=True):
+            self.records[note.id] = note._replace(region=region)
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Write samples, ranks and `state` in one transaction; returns once it is on the disk.

@@ -22,6 +22,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.connections import Listener
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
+from fedkeep.core.regions import region_term
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.types import AnyArray, Vector
 from fedkeep.learn.evaluation import judge
@@ -93,7 +94,7 @@ class Service:
                     return self._erase(request)
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
-                terms = agreement_of(agent.config.method, agent.device.regions.count)
+                terms = agreement_of(agent.config.method, region_term(agent.device.regions))
                 return structs.replace(reply, agreement=terms)
             return reply
         except RejectedError as refusal:

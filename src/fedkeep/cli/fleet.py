@@ -126,11 +126,12 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.agent.assembly import read_config
     from fedkeep.config.agreement import agreement_of
     from fedkeep.core.errors import ConfigError
+    from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
     spec = check_specification(known.specification)
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
-    terms = agreement_of(spec, spec.regions.count)
+    terms = agreement_of(spec, region_term(spec.regions))
     wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.labels}
     wanted |= {"model": spec.model}
     for number in known.devices():
@@ -142,7 +143,7 @@ def _require_startable(known: "FirstFleet") -> None:
             continue
         has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.labels}
         has |= {"model": config.model}
-        own = agreement_of(config.method, spec.regions.count)
+        own = agreement_of(config.method, region_term(config.regions))
         for ours, theirs in ((wanted, has), (terms, own)):
             for key in sorted(ours.keys() | theirs.keys()):
                 if ours.get(key) != theirs.get(key):

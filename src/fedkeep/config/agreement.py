@@ -26,15 +26,15 @@ DEFAULTS: dict[str, str] = {
 """The terms that must agree, by the key that sets them, each with the value that is not sent."""
 
 
-def agreement_of(method: MethodConfig, regions: int) -> dict[str, str]:
+def agreement_of(method: MethodConfig, regions: int | str) -> dict[str, str]:
     """List the terms of a method that server and devices must have alike.
 
     Parameters
     ----------
     method : MethodConfig
         A fleet's or a device's method.
-    regions : int
-        The number of regions that a plan divides.
+    regions : int or str
+        The number of regions that a plan divides, or what `region_term` says of them.
 
     Returns
     -------

@@ -32,6 +32,15 @@ class LabelRegions:
         return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 
+def region_term(regions: Regions) -> str:
+    """Describe regions in a word that server and devices must have alike.
+
+    >>> region_term(LabelRegions(10))
+    '10'
+    """
+    return str(getattr(regions, "term", regions.count))
+
+
 def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
     """Choose labels where a plan or the device divides slots among them; else one region."""
     return LabelRegions(labels if policy.coordinated or policy.balanced else 1)
