@@ -4,17 +4,14 @@
 of them is typed by hand.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.device import Device
-from fedkeep.core.errors import FedkeepError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.gist.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
@@ -22,9 +19,19 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
-from lab.curves import ExperimentSummary
 from lab.findings import Interval, finals, in_words
 from lab.results import Paper, Results, verdicts
+from lab.verdict_tables import (
+    PAPER_TASKS,
+    bytes_sentence,
+    came_back_table,
+    counts_table,
+    is_outdated,
+    parts_table,
+    read,
+    reasons_table,
+    status_table,
+)
 
 NOT_RUN = "not run"
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -104,7 +111,6 @@ _PAPER_ROWS = {
     "default": "our default",
     "full-data": "FD (full data)",
 }
-_PAPER_TASKS = ("st", "ic", "har", "tc")
 
 
 def write_pages(root: Path, experiments: Path, results: Path) -> None:
@@ -127,11 +133,6 @@ def with_tables(page: str, experiments: Path, results: Path) -> str:
     return MARKED.sub(table, page)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
 def lead_in_words(lead: Sequence[float | None] | None) -> str:
     """A paired difference; bold where its interval is above 0, in brackets where it holds 0."""
     if lead is None:
@@ -145,7 +146,7 @@ def arena_table(
 ) -> str:
     """FIFO's accuracy at its own rate, and the others' leads over it, each at its own rate."""
     del experiments
-    arena = _read(results / "arena.json")
+    arena = read(results / "arena.json")
     rows = []
     for group in groups:
         found = {task: title for task, title in STREAMS[group].items() if task in arena}
@@ -179,7 +180,7 @@ def others_table(experiments: Path, results: Path) -> str:
 def shared_rate_table(experiments: Path, results: Path) -> str:
     """FIFO and the leads over it at the task's rate, the same for all methods."""
     del experiments
-    arena, rows = _read(results / "arena.json"), []
+    arena, rows = read(results / "arena.json"), []
     for group, tasks in STREAMS.items():
         for task, title in ((task, title) for task, title in tasks.items() if task in arena):
             methods = arena[task]
@@ -193,7 +194,7 @@ def shared_rate_table(experiments: Path, results: Path) -> str:
 def fairness_table(experiments: Path, results: Path) -> str:
     """The worst tenth of the devices and the rarest labels."""
     del experiments
-    arena, rows = _read(results / "arena.json"), []
+    arena, rows = read(results / "arena.json"), []
     methods = ("fifo", "class-balanced-fifo", "gist-local", "gist-shared", "full-data")
     for group in ("in time order", "labels in runs"):
         for task, title in STREAMS[group].items():
@@ -211,7 +212,7 @@ def conditions_table(experiments: Path, results: Path) -> str:
     del experiments
     rows = []
     methods = {"gist-local": "gist-local", "gist-shared": "gist-shared", "ode-paper": "ode-est"}
-    for task, settings in _read(results / "helps.json").items():
+    for task, settings in read(results / "helps.json").items():
         for setting, found in settings.items():
             key, _, value = setting.partition("=")
             if key not in _CONDITIONS or "fifo" not in found:
@@ -230,8 +231,29 @@ def bytes_table(experiments: Path, results: Path) -> str:
     from what a gist in float32 takes beyond the samples.
     """
     del experiments
-    rows = []
-    for task, methods in _read(results / "bytes.json").items():
+    rows = [
+        (task, method, f"{slots}", f"{whole / 1024:.1f}", in_words(reached), beside)
+        for task, method, slots, whole, reached, most in _stores_by_bytes(results)
+        for beside in (f"{most[1]} slots: {in_words(most[2:])}",)
+    ]
+    columns = ("task", "method", "slots", "kB", "accuracy", "FIFO in no more bytes")
+    return sheet(columns, rows)
+
+
+def bytes_verdict(experiments: Path, results: Path) -> str:
+    """Who is ahead in no more bytes, in a sentence."""
+    del experiments
+    return bytes_sentence(
+        [
+            (task, method, reached, most[2:])
+            for task, method, _, _, reached, most in _stores_by_bytes(results)
+        ]
+    )
+
+
+def _stores_by_bytes(results: Path) -> Iterator[tuple[str, str, int, float, Any, Any]]:
+    """List task, method, slots, bytes and accuracy of each gist, and the best FIFO beside it."""
+    for task, methods in read(results / "bytes.json").items():
         stores, gists = methods.get("fifo", []), methods.get("gist-local", [])
         samples = {slots: size for size, slots, *_ in stores}
         known = [(size - samples[slots]) / 4 for size, slots, *_ in gists if slots in samples]
@@ -240,12 +262,13 @@ def bytes_table(experiments: Path, results: Path) -> str:
                 whole = size + 8 * known[0]
                 fitting = [store for store in stores if store[0] <= whole]
                 most = max(fitting, key=lambda store: float(store[2]))
-                beside = f"{most[1]} slots: {in_words(most[2:])}"
-                rows.append(
-                    (task, method, f"{slots}", f"{whole / 1024:.1f}", in_words(reached), beside)
-                )
-    columns = ("task", "method", "slots", "kB", "accuracy", "FIFO in no more bytes")
-    return sheet(columns, rows)
+                yield task, method, slots, whole, reached, most
+
+
+def stream_counts(experiments: Path, results: Path) -> str:
+    """On how many streams each method is better than FIFO."""
+    del experiments
+    return counts_table(read(results / "arena.json"), STREAMS)
 
 
 def paper_table(experiments: Path, results: Path) -> str:
@@ -254,12 +277,12 @@ def paper_table(experiments: Path, results: Path) -> str:
     ours = Results(results, paper)
     rows = []
     for method, title in _PAPER_ROWS.items():
-        cells = [_paper_cell(ours, paper, task, method) for task in _PAPER_TASKS]
+        cells = [_paper_cell(ours, paper, task, method) for task in PAPER_TASKS]
         if any(cell != NOT_RUN for cell in cells):
             rows.append((title, *cells))
-    notes = [_scale_of(ours, experiments, task) for task in _PAPER_TASKS]
+    notes = [_scale_of(ours, experiments, task) for task in PAPER_TASKS]
     lines = "\n".join(f"- {note}" for note in notes)
-    return sheet(("method", *(task.upper() for task in _PAPER_TASKS)), rows) + f"\n\n{lines}"
+    return sheet(("method", *(task.upper() for task in PAPER_TASKS)), rows) + f"\n\n{lines}"
 
 
 def _paper_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
@@ -298,17 +321,6 @@ def _scale_of(ours: Results, experiments: Path, task: str) -> str:
     )
 
 
-def is_outdated(summary: ExperimentSummary, experiments: Path) -> bool:
-    """Whether no run of a summary is one of its experiment file as that is now."""
-    path = experiments / f"{summary.experiment}.toml"
-    try:
-        cells = expand(override(read_experiment(path), list(summary.changed)))
-    except FedkeepError:
-        return True
-    present = {cell.experiment.digest() for cell in cells}
-    return not any(curve.config_hash in present for curve in summary.curves)
-
-
 def claims_table(experiments: Path, results: Path) -> str:
     """Every claim of the paper with its verdict."""
     found = verdicts(Results(results, Paper(experiments / "paper.toml")))
@@ -319,7 +331,7 @@ def claims_table(experiments: Path, results: Path) -> str:
 def costs_table(experiments: Path, results: Path) -> str:
     """What a device keeps beside its model and samples, and sends, from the state of a device."""
     del experiments
-    arena = _read(results / "arena.json")
+    arena = read(results / "arena.json")
     forms = {
         "softmax": (DenseLearner((60, 10)), 60, 10),
         "dense net": (DenseLearner((900, 64, 5)), 900, 5),
@@ -405,5 +417,11 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "paper-table2": paper_table,
     "paper-claims": claims_table,
     "costs": costs_table,
+    "results-counts": stream_counts,
+    "bytes-verdict": bytes_verdict,
+    "paper-came-back": came_back_table,
+    "paper-status": status_table,
+    "paper-parts": parts_table,
+    "paper-reasons": reasons_table,
 }
 """By the names that the pages use."""
