@@ -31,6 +31,8 @@ TARGETS = {
     "value_over_inference_64": ("<=", 1.1),
     "rss_mb_onnx": ("<=", 70.0),
     "rss_mb_numpy": ("<=", 45.0),
+    "rss_mb_full": ("", 0.0),
+    "rss_mb_full_restarted": ("", 0.0),
     "samples_per_s_tenth_kept": ("", 0.0),
     "written_over_sample_full_speed": ("<=", 2.0),
     "written_over_sample_100_per_s": ("<=", 2.0),
@@ -85,6 +87,8 @@ def measure(*, quick: bool) -> dict[str, float]:
         count = 2000 if quick else 20_000
         figures["rss_mb_onnx"] = resident_mb(folder, "onnx", count)
         figures["rss_mb_numpy"] = resident_mb(folder, "numpy", count)
+        figures["rss_mb_full"] = resident_mb(folder, "full", _FULL)
+        figures["rss_mb_full_restarted"] = resident_mb(folder, "full", 1)
         return figures
 
 
@@ -345,10 +349,20 @@ def _fill(agent: Agent, rng: np.random.Generator, direction: np.ndarray, accepte
             agent.commit()
 
 
+_FULL = 9_000
+"""Arrivals after which the default budget of samples of 192 numbers is full."""
+_RESIDENT = {
+    "onnx": (SHAPE, LABELS, 2_000_000, 'path = "{}"'),
+    "numpy": ((900,), 5, 2_000_000, 'name = "mlp"'),
+    "full": ((192,), 2, 9_000_000, 'name = "softmax"'),
+}
+"""Shape, labels, budget and model of each kind of agent whose memory is measured."""
+
+
 def resident_mb(folder: Path, kind: str, count: int) -> float:
-    """Resident megabytes of a running agent after it has read a stream."""
-    shape, labels = (SHAPE, LABELS) if kind == "onnx" else ((900,), 5)
-    model = f'path = "{folder / "traffic.onnx"}"' if kind == "onnx" else 'name = "mlp"'
+    """Resident megabytes of a running agent after it has read a stream, and what it stored."""
+    shape, labels, budget, model = _RESIDENT[kind]
+    model = model.format(folder / "traffic.onnx")
     stream, socket = folder / f"{kind}.jsonl", folder / f"{kind}.sock"
     rng = np.random.default_rng(0)
     with stream.open("w") as file:
@@ -359,7 +373,7 @@ def resident_mb(folder: Path, kind: str, count: int) -> float:
     config.write_text(
         f"[samples]\nshape = {list(shape)}\nlabels = {labels}\n"
         f'[model]\n{model}\n[agent]\nsocket = "{socket}"\n'
-        f'[store]\npath = "{folder / kind}.store"\nbudget = 2_000_000\n'
+        f'[store]\npath = "{folder / kind}.store"\nbudget = {budget}\n'
         f'[[source]]\nkind = "lines"\npath = "{stream}"\n'
     )
     process = subprocess.Popen(

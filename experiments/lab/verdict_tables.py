@@ -161,24 +161,24 @@ def _counted(arena: Mapping[str, Any], tasks: Mapping[str, str], method: str) ->
     return f"better {found[True]}, undecided {found[None]}, worse {found[False]}"
 
 
-def bytes_sentence(rows: Sequence[tuple[str, str, Sequence[Any], Sequence[Any]]]) -> str:
-    """Who is ahead in no more bytes: task, method, the gist's accuracy, FIFO's."""
-    found = Counter(_ahead(gist, fifo) for _, _, gist, fifo in rows)
+def bytes_sentence(rows: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]) -> str:
+    """Who is ahead in no more bytes: rows of task, accuracy with a gist, accuracy without."""
+    found = Counter(_ahead(gist, plain) for _, gist, plain in rows)
     if not found:
         return "No run by bytes is committed."
     return (
-        f"In no more bytes, over {len(rows)} stores of {len({row[0] for row in rows})} tasks: the "
-        f"gist is ahead in {found['gist']}, a larger FIFO store in {found['fifo']}, and the "
-        f"intervals overlap in {found['level']}."
+        f"In no more bytes, by {len(rows)} comparisons on {len({row[0] for row in rows})} tasks: "
+        f"the best store with a gist is ahead in {found['gist']}, the best without one in "
+        f"{found['plain']}, and the intervals overlap in {found['level']}."
     )
 
 
-def _ahead(gist: Sequence[Any], fifo: Sequence[Any]) -> str:
-    gap = float(gist[0]) - float(fifo[0])
-    width = float(gist[1] or 0.0) + float(fifo[1] or 0.0)
+def _ahead(gist: Sequence[Any], plain: Sequence[Any]) -> str:
+    gap = float(gist[0]) - float(plain[0])
+    width = float(gist[1] or 0.0) + float(plain[1] or 0.0)
     if abs(gap) <= width:
         return "level"
-    return "gist" if gap > 0 else "fifo"
+    return "gist" if gap > 0 else "plain"
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.types import AnyArray
-from fedkeep.data.custom import Custom, SampleTable, arrays_of, table_of_columns
+from fedkeep.data.custom import Custom, SampleTable, arrays_of, table_of_columns, target_kind
 from fedkeep.files import folder_for_records
 from fedkeep.learn.models import SESSION, session_model
 from fedkeep.records import Comparison, Run, read_runs
@@ -169,6 +169,7 @@ def compare(
     test_fraction: float = 0.2,
     devices: int | None = None,
     shuffle: bool = False,
+    target: Literal["class", "number"] | None = None,
     against: Sequence[str] = (),
     jobs: int | None = None,
     progress: bool = True,
@@ -209,6 +210,9 @@ def compare(
         Divide the samples among so many devices (Dirichlet, alpha 0.3) where none is named.
     shuffle : bool
         Let the samples of a device arrive in random order.
+    target : {"class", "number"}, optional
+        Whether `y` is a class, or a number to predict; by default text and at most 20 different
+        whole numbers are classes, more with fractions are numbers, and else you are asked.
     against : sequence of str
         Methods to compare the others with; by default FIFO, or else reservoir sampling.
     jobs : int, optional
@@ -229,7 +233,7 @@ def compare(
     ConfigError
         If a method, model or option is not valid.
     DataError
-        If the samples are not what a classifier can be trained on.
+        If the samples are not what a model can be trained on, or leave open what `y` is.
 
     Examples
     --------
@@ -247,10 +251,12 @@ def compare(
             "samples among 20"
         )
     folder = _folder(out)
-    arrays = arrays_of(table)
+    kind = target_kind(table, target)
+    arrays = arrays_of(table, kind)
     np.savez(folder / "samples.npz", **arrays)  # type: ignore[arg-type]
     task: Table = {"name": "custom", "path": str(folder / "samples.npz"), "label": "y"}
     task |= {"test_fraction": test_fraction, "rounds_per_pass": rounds}
+    task |= {"target": kind} if kind == "number" or target is not None else {}
     task |= {"time": "time"} if "time" in arrays else {}
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
@@ -489,7 +495,8 @@ def _samples(x: Any, y: Any, device: Any, time: Any, test: Any) -> SampleTable:
     columns = {"y": labels, "device": device, "time": time, "test": test}
     arrays = {name: _array(column) for name, column in columns.items() if column is not None}
     for name, array in arrays.items():
-        if array.ndim != 1 or len(array) != len(features):
+        row = array.ndim == 2 and name == "y"  # several numbers to predict
+        if (array.ndim != 1 and not row) or len(array) != len(features):
             raise DataError(
                 f"{name} must have one value for each of the {len(features)} samples, got shape "
                 f"{array.shape}"

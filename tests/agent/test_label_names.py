@@ -8,7 +8,7 @@ import pytest
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.assembly import parse_config
 from fedkeep.agent.label_names import LabelNames
-from fedkeep.agent.sources.lines import parse_json
+from fedkeep.agent.record_fields import FieldNames
 from fedkeep.core.errors import ConfigError
 
 NAMES = ("10", "ok", "worn")
@@ -19,7 +19,7 @@ NAMES = ("10", "ok", "worn")
     [("ok", 1), ("worn", 2), ("10", 0), (10, 0), (10.0, 0), (1, None), ("OK", None), (True, None)],
 )
 def test_a_name_or_its_digits_stand_for_the_label(label: object, number: int | None) -> None:
-    line = parse_json(json.dumps({"x": [1.0], "y": label}).encode())
+    line = FieldNames().parse_json(json.dumps({"x": [1.0], "y": label}).encode())
     assert line is not None
     arrival = Arrival(line.x, line.y, line.id, "pump")
     assert LabelNames(NAMES).numbered(arrival).y == number

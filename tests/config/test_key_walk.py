@@ -36,6 +36,12 @@ BASE: Table = {
     "record": {"every": 2},
 }
 GIST: Table = {"policy": {"name": "balanced-reservoir"}, "gist": {"mode": "shared"}}
+LATE: Table = {
+    "stream": {"label_delay": 1},
+    "waiting": {"share": 0.5},
+    "storage": {"capacity": 8},
+    "train": {"participation": 1.0},
+}
 ALL: Table = {"train": {"participation": 1.0}}
 GREATEST: Table = {
     "policy": {"name": "ode", "choice": "greatest"},
@@ -105,6 +111,13 @@ CASES: list[tuple[str, Any, Table]] = [
     ("stream.drift", 1.0, {}),
     ("stream.drift_passes", 2, {"stream": {"drift": 1.0}}),
     ("stream.label_noise", 0.5, {}),
+    ("stream.labelled", 0.5, {}),
+    ("stream.label_delay", 2, LATE),
+    ("waiting.share", 0.25, LATE),
+    ("waiting.rule", "uncertain", LATE),
+    ("waiting.max_age", 5, LATE),
+    ("waiting.early_labels", 0, LATE),
+    ("waiting.pseudo_labels", 0.5, LATE),
     ("stream.outliers", 0.5, {}),
     ("stream.outlier_scale", 50.0, {"stream": {"outliers": 0.5}}),
     ("stream.encoding", "int8", {}),

@@ -86,7 +86,7 @@ def test_the_first_participation_by_hand() -> None:
     seen = window([[3.0, 1.0]] * 6, [0] * 6)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [2.0, 2.0]], [0, 0])
     correction = gist.correct(
-        held, seen, np.array([1.0, 0.0]), None, step=np.ones(2, dtype=np.float32)
+        held, seen, np.array([1.0, 0.0]), None, models=np.ones(2, dtype=np.float32)
     )
     # a(old) = (2, 2), a(new) = (1, 2); covariance 2, variances 4 and 1. Both stored samples are
     # among the six, so nothing speaks against taking all of the difference; half of what was off
@@ -100,7 +100,7 @@ def test_the_first_participation_by_hand() -> None:
     )
     gist.keep(correction)
     again = stored([[1.0, 2.0]] * 2, [[1.0, 2.0]] * 2, [0, 0], fresh=False)
-    second = gist.correct(again, window([], []), np.array([1.0, 0.0]), None, step=None)
+    second = gist.correct(again, window([], []), np.array([1.0, 0.0]), None, models=None)
     assert second.beta == pytest.approx(1.0)
     assert second.vector == pytest.approx([0.5, -0.5], abs=1e-6)
 
@@ -110,7 +110,7 @@ def test_samples_that_the_gist_does_not_know_count_with_their_share() -> None:
     gist = Gist(GistOptions("local", label_matching=False), whole_layout(2), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
     correction = gist.correct(
-        held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, step=None
+        held, window([[3.0, 1.0]] * 6, [0] * 6), np.array([1.0, 0.0]), None, models=None
     )
     assert correction.beta == pytest.approx(6 / (6 + 2))
     assert correction.ess == pytest.approx(6 + 2)
@@ -120,7 +120,7 @@ def test_a_window_of_one_label_counts_for_that_label_only() -> None:
     gist = Gist(GistOptions("local"), whole_layout(2), 2)
     seen = window([[5.0, 0.0]] * 4, [0] * 4)
     held = stored([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1], fresh=False)
-    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, step=None)
+    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, models=None)
     # The window has label 0 alone: its weight is 0.5 / (1 + 1.1 / 4), as the prior variance of
     # the labels' means is 10; the two stored samples supply the rest of the shares, over 1.1.
     seen_weight = 0.5 / (1 + 1.1 / 4)
@@ -137,11 +137,11 @@ def test_a_label_that_does_not_come_is_not_forgotten() -> None:
     each = [[1.0, 0.0], [0.0, 1.0]]
     both = window([[1.0, 0.0]] * 20 + [[0.0, 3.0]] * 20, [0] * 20 + [1] * 20)
     shares = np.array([0.5, 0.5])
-    gist.keep(gist.correct(stored(each, each, [0, 1]), both, shares, None, step=None))
+    gist.keep(gist.correct(stored(each, each, [0, 1]), both, shares, None, models=None))
     for _ in range(20):
         seen = window([[1.0, 0.0]] * 20, [0] * 20)
         gist.keep(
-            gist.correct(stored(each, each, [0, 1], fresh=False), seen, shares, None, step=None)
+            gist.correct(stored(each, each, [0, 1], fresh=False), seen, shares, None, models=None)
         )
     m = gist.vector()
     assert m is not None
@@ -152,12 +152,14 @@ def test_a_gist_follows_the_shares_of_the_labels() -> None:
     gist = Gist(GistOptions("local"), whole_layout(2), 2)
     each = [[1.0, 0.0], [0.0, 1.0]]
     seen = window([*each, *each], [0, 1, 0, 1])
-    gist.keep(gist.correct(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, step=None))
+    gist.keep(
+        gist.correct(stored(each, each, [0, 1]), seen, np.array([0.5, 0.5]), None, models=None)
+    )
     # The window weighs 2 / 2.1, each stored sample (1/2 - 1/4.2) / 1.1 = 5/21.
     assert gist.ess == pytest.approx(1 / (2 * (5 / 21) ** 2 + (20 / 21) ** 2 / 8))
     held = stored(each, each, [0, 1], fresh=False, weights=[0.8, 0.2])
     correction = gist.correct(
-        held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, step=None
+        held, GradientAccumulator(2, 2), np.array([0.8, 0.2]), None, models=None
     )
     # Shares that were not followed would leave 0.3 of it; what remains is the prior's shrinkage.
     assert correction.vector == pytest.approx([0.0, 0.0], abs=0.06), (
@@ -257,7 +259,7 @@ def test_the_fleets_gist_turns_steps_towards_it() -> None:
     held = stored([[1.0, 1.0]] * 2, [[1.0, 1.0]] * 2, [0, 0], fresh=False)
     seen = window([[1.0, 1.0]] * 3, [0] * 3)
     fleet = np.array([5.0, 1.0], dtype=np.float32)
-    correction = gist.correct(held, seen, np.array([1.0, 0.0]), fleet, step=None)
+    correction = gist.correct(held, seen, np.array([1.0, 0.0]), fleet, models=None)
     assert correction.vector == pytest.approx([0.25 * correction.beta * (5 - 1), 0.0])
     assert correction.beta == pytest.approx(3 / (3 + 2))
 
@@ -271,7 +273,7 @@ def test_the_drift_term_fades_with_the_cube_of_the_gradient_correlation() -> Non
         window([[2.0, 0.0]], [0]),
         np.array([1.0, 0.0]),
         fleet,
-        step=np.ones(2, dtype=np.float32),
+        models=np.ones(2, dtype=np.float32),
     )
     trust = 0.5 * 1 / (1 + 1)  # N = 1, k = 1
     assert correction.vector == pytest.approx([0.0, 5.0 * trust * 0.8**3])
@@ -291,7 +293,7 @@ def test_nothing_known_means_nothing_added() -> None:
         GradientAccumulator(2, 2),
         np.zeros(2),
         np.ones(2, dtype=np.float32),
-        step=np.ones(2, dtype=np.float32),
+        models=np.ones(2, dtype=np.float32),
     )
     assert correction.vector is None
     gist.keep(correction)
@@ -306,7 +308,7 @@ def test_a_sample_too_large_to_measure_corrects_nothing() -> None:
         window([[3e38, 3e38]], [0]),
         np.array([1.0, 0.0]),
         None,
-        step=np.ones(2, dtype=np.float32),
+        models=np.ones(2, dtype=np.float32),
     )
     assert correction.vector is None
     gist.keep(correction)
@@ -317,7 +319,7 @@ def test_a_gist_counts_for_no_more_samples_than_its_memory() -> None:
     gist = Gist(GistOptions("local", label_matching=False, max_ess=10.0), whole_layout(2), 2)
     held = stored([[0.0, 2.0], [4.0, 2.0]], [[0.0, 2.0], [4.0, 2.0]], [0, 0], fresh=False)
     correction = gist.correct(
-        held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, step=None
+        held, window([[3.0, 1.0]] * 1000, [0] * 1000), np.array([1.0, 0.0]), None, models=None
     )
     assert correction.beta == pytest.approx(10 / (10 + 2)), "n = 10, not 1000"
     assert correction.ess == pytest.approx(10.0), (
@@ -347,7 +349,7 @@ def test_correlation_of_one_sample_of_nothing_and_of_samples_that_do_not_vary(
         window([[1.0, 1.0]] * 4, [0] * 4),
         np.array([1.0, 0.0]),
         None,
-        step=np.ones(2, dtype=np.float32),
+        models=np.ones(2, dtype=np.float32),
     )
     assert correction.rho == pytest.approx(rho)
     assert correction.beta == pytest.approx(theta * 4 / (4 + len(before)))
@@ -357,7 +359,7 @@ def test_a_label_that_is_not_stored_is_known_from_the_window() -> None:
     gist = Gist(GistOptions("local"), whole_layout(2), 2)
     held = stored([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], [0, 0])
     seen = window([[1.0, 0.0]] * 4 + [[0.0, 3.0]] * 4, [0] * 4 + [1] * 4)
-    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, step=None)
+    correction = gist.correct(held, seen, np.array([0.5, 0.5]), None, models=None)
     assert correction.gist == pytest.approx([0.5, 1.5], rel=0.03)
     assert correction.beta > 0.9
 

@@ -123,6 +123,28 @@ def test_a_restart_anywhere_changes_nothing(
     assert play(restart=True) == play(restart=False)
 
 
+@given(
+    st.lists(st.integers(0, 12), max_size=40),
+    st.integers(0, 5),
+    st.lists(st.integers(1, 17), min_size=1),
+)
+def test_a_queue_says_of_each_sample_what_it_says_of_one_at_a_time(
+    ids: list[int], slots: int, cuts: list[int]
+) -> None:
+    stream = [Arrival(id_, 0, float(number)) for number, id_ in enumerate(ids)]
+    whole, single = (MemoryStore(np.array([slots])) for _ in range(2))
+    start = 0
+    while start < len(stream):
+        cut = cuts[start % len(cuts)]
+        together = offer(whole, stream[start : start + cut], start)
+        alone = [offer(single, [each], start + i) for i, each in enumerate(stream[start:][:cut])]
+        for name in ("results", "evicted", "thresholds", "scores"):
+            found = getattr(together, name)
+            np.testing.assert_equal(found, np.concatenate([getattr(o, name) for o in alone]))
+        start += cut
+    assert whole.stored().batch.ids.tolist() == single.stored().batch.ids.tolist()
+
+
 def test_the_newest_wins_ties() -> None:
     store = MemoryStore(np.array([2]))
     offer(store, [Arrival(1, 0, 5.0), Arrival(2, 0, 5.0), Arrival(3, 0, 5.0)], 0)

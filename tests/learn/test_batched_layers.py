@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from fedkeep.learn.batched_layers import FastPool, Pass, chain_of, replaced, tiling  # noqa: E402
-from fedkeep.learn.network import output_error  # noqa: E402
+from fedkeep.learn.objective import output_error  # noqa: E402
 from fedkeep.learn.torch_models import lenet, traffic_cnn  # noqa: E402
 from tests.golden.modules import har_dnn, logistic  # noqa: E402
 

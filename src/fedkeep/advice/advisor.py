@@ -4,8 +4,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
+from fedkeep.advice.budget import spend_on_device
 from fedkeep.advice.profile import DatasetProfile, describe
 from fedkeep.advice.trial import FIFO, Trial, TrialSettings, capacities_within
 from fedkeep.advice.verdict import sentences
@@ -59,6 +60,7 @@ def advise(
     time: str | None = None,
     devices: int | None = None,
     model: str = "softmax",
+    target: Literal["class", "number"] | None = None,
     jobs: int | None = None,
     backend: Backend = "local",
     out: Path | str | None = None,
@@ -90,6 +92,8 @@ def advise(
         Divide the samples among so many devices, if the data names none.
     model : str
         `softmax`, `mlp`, or `module:factory`.
+    target : {"class", "number"}, optional
+        Whether the label is a class, or a number to predict; by default as the data shows it.
     jobs : int, optional
         Runs at a time; by default one a processor.
     backend : {"local", "ray"}
@@ -111,6 +115,7 @@ def advise(
     task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
     task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
     task |= {"time": time} if time is not None else {}
+    task |= {"target": target} if target is not None else {}
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
@@ -143,7 +148,9 @@ def advise(
             f"stopped before any run had ended: the same call goes on from there ({folder}), with "
             "more minutes it gets further"
         )
-    found = sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)
+    found = [*sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)]
+    if bytes is not None:
+        found.append(f"By the rule for bytes, {spend_on_device(bytes, federation).reason}.")
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
     files = trial.settings.write_files(folder, method, federation, first_seed)

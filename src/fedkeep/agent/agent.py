@@ -1,17 +1,29 @@
 """The agent: one device, its durable store, and the loop that values, keeps and commits."""
 
 import logging
+import math
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import ChainMap
+from collections.abc import Callable
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from fedkeep.agent.arrivals import Arrival, IngestQueue, OutlierFilter, queue_limit, screen
+from fedkeep.agent.arrivals import (
+    Arrival,
+    IngestQueue,
+    OutlierFilter,
+    queue_limit,
+    screen,
+    screen_labels,
+)
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.label_names import LabelNames
 from fedkeep.agent.pacing import CommitPacer
-from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.payloads import PayloadError
+from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verdict
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
@@ -20,12 +32,15 @@ from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult, Stateful
 from fedkeep.core.state import snapshot_parts, strip_prefix
-from fedkeep.core.types import Batch, Profile, Report, State, TrainOrder
+from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder
+from fedkeep.core.waiting import LabelResult
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
+    from fedkeep.agent.remote import Remote
+    from fedkeep.agent.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -39,6 +54,13 @@ _ALONE_ARRIVALS = 256
 against their own mean."""
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
 """How each `OfferResult` is counted and told."""
+_WAITING_FATES = ("refused.room", "waiting", "waiting", "refreshed")
+"""The same of samples without a label, in the waiting room."""
+_LABEL_FATES = ("refused.no-sample", "remembered", "labelled", "known", "corrected")
+"""How each `LabelResult` is counted; a label that makes its sample an arrival has its fate."""
+
+_Fates: TypeAlias = list[tuple[Arrival, str]]
+"""Arrivals, each with what became of it."""
 
 
 class Agent:
@@ -48,7 +70,12 @@ class Agent:
     """
 
     def __init__(
-        self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
+        self,
+        device: Device,
+        store: DurableStore,
+        reserve: int,
+        config: "AgentConfig",
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
@@ -70,6 +97,12 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self.uploads: Uploads | None = None
+        """What leaves the device by consent; None: no sample does."""
+        self.remote: Remote | None = None
+        """Who may change settings from afar; None: nobody."""
+        self.decode = decode
+        """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
@@ -78,6 +111,8 @@ class Agent:
             config.store.daily_writes,
             lambda: store.file.disk.block_bytes,
         )
+        # The release pipeline is set later, so that it is looked up whenever it is told.
+        device.entering = lambda ids: self.door.see(ids)  # noqa: PLW0108
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
@@ -93,6 +128,8 @@ class Agent:
         """Samples whose fate is not on the disk yet."""
         self._awaited: list[tuple[Arrival, str]] = []
         """Those among them whose senders await an answer."""
+        self._awaited_whole: list[tuple[Arrival, str]] = []
+        """The same of what only a whole commit brings to the disk: labels before their samples."""
         self._alone_from = _ALONE_ARRIVALS
         self._training = threading.Lock()
         self._spent_before = False
@@ -126,6 +163,8 @@ class Agent:
         for note in repaired.notes:
             log.warning("%s", note)
         self.device.restore(repaired.state)
+        if self.device.waiting is None and (gone := self.store.drop_unlabelled()):
+            log.warning("%d samples waited for labels and go: [waiting] share is 0 now", gone)
         for name, part in (self._parts | self.door.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
@@ -163,8 +202,9 @@ class Agent:
             self.counters.update(self.intake.counted())
             now = self._last_step = time.monotonic()
             full = len(self.store.staged) > self._reserve - self._batch
-            if full or self._pacer.due(awaited=bool(self._awaited)):
-                self.commit(whole=self._pacer.whole_due())
+            early = bool(self._awaited_whole) and self._whole_due()
+            if full or early or self._pacer.due(awaited=bool(self._awaited)):
+                self.commit(whole=self._whole_due())
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
@@ -201,41 +241,121 @@ class Agent:
     def judge(self, arrivals: list[Arrival]) -> None:
         """Decides on samples; what was decided is acknowledged by the next commit."""
         start = time.perf_counter()
-        form, labels = self.intake.form, self.config.samples.labels
         by_source: dict[str, list[Arrival]] = {}
         for arrival in arrivals:
             by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
         for source, group in by_source.items():
             self.store.source = source
-            batch, sound, refused = screen(
-                group,
-                form,
-                labels,
-                self.tombstones,
-                self._magnitudes,
-                self.ids,
-                self.store.records,
-            )
-            for arrival, reason in refused:
-                if reason not in ("shape", "erased"):
-                    self.intake.refuse(
-                        reason, source, {"x": arrival.x, "y": arrival.y, "id": arrival.id}, count=0
-                    )
-            self.store.names = {
-                id_: name
-                for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
-                if (name := written_id(arrival.id)) != str(id_)
-            }
-            fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
-            fates += zip(sound, self._take_in(batch) if sound else (), strict=True)
-            self.counters["seen"] += len(group)
-            self.counters.update(fate for _, fate in fates)
-            self._judged += len(group)
-            self._awaited += [
-                (arrival, fate) for arrival, fate in fates if arrival.acknowledge is not None
-            ]
+            for kind, same in groupby(group, self._kind):
+                self._settle(kind(self, source, list(same)))
         spent = (time.perf_counter() - start) / len(arrivals)
         self.seconds_per_sample += 0.05 * (spent - self.seconds_per_sample)
+
+    def _kind(self, arrival: Arrival) -> "Callable[[Agent, str, list[Arrival]], _Fates]":
+        """Return what judges such an arrival: a label, a sample without one, or with one."""
+        if arrival.label_only:
+            return Agent._judge_labels
+        unlabelled = arrival.y is None and self.device.waiting is not None
+        return Agent._judge_unlabelled if unlabelled else Agent._judge_samples
+
+    def _settle(self, fates: "_Fates") -> None:
+        """Count fates, and note who awaits them."""
+        self.counters["seen"] += len(fates)
+        self.counters.update(fate for _, fate in fates)
+        self._judged += len(fates)
+        for arrival, fate in fates:
+            if arrival.acknowledge is not None:
+                early = fate == _LABEL_FATES[LabelResult.EARLY]
+                (self._awaited_whole if early else self._awaited).append((arrival, fate))
+
+    def _judge_samples(self, source: str, group: list[Arrival]) -> "_Fates":
+        batch, sound, fates = self._screened(source, group, labelled=True)
+        return fates + list(zip(sound, self._take_in(batch) if sound else (), strict=True))
+
+    def _judge_unlabelled(self, source: str, group: list[Arrival]) -> "_Fates":
+        batch, sound, fates = self._screened(source, group, labelled=False)
+        if not sound:
+            return fates
+        x = self._coarsened(batch.x)
+        results = self.device.wait(x, batch.ids, self.store.clock.now())
+        told = [(_FATES if stored else _WAITING_FATES)[result] for result, stored in results]
+        return fates + list(zip(sound, told, strict=True))
+
+    def _judge_labels(self, source: str, group: list[Arrival]) -> "_Fates":
+        # A number that comes later is refused: only labels are corrected, or waited for.
+        labels = 0 if self.intake.form.targets is not None else self.config.samples.count
+        known = ChainMap(self.store.records, self.store.unlabelled)
+        ids, y, sound, refused = screen_labels(group, labels, self.tombstones, self.ids, known)
+        self._show_refused(source, refused)
+        fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
+        for arrival, (result, fate) in zip(
+            sound, self.device.label(ids, y, self.store.clock.now()), strict=True
+        ):
+            if result == LabelResult.LABELLED:
+                self.counters["labelled"] += 1
+            fates.append((arrival, _LABEL_FATES[result] if fate is None else _FATES[fate]))
+        return fates
+
+    def _screened(
+        self, source: str, group: list[Arrival], *, labelled: bool
+    ) -> "tuple[Batch, list[Arrival], _Fates]":
+        """Return valid samples with their arrivals, and the fates of the others."""
+        form, labels = self.intake.form, self.config.samples.count
+        if self.decode is not None:
+            self._make_numbers(group)
+        known = ChainMap(self.store.records, self.store.unlabelled)
+        batch, sound, refused = screen(
+            group,
+            form,
+            labels,
+            self.tombstones,
+            self._magnitudes,
+            self.ids,
+            known,
+            form.targets,
+            labelled=labelled,
+        )
+        self._show_refused(source, refused)
+        self.store.names = {
+            id_: name
+            for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
+            if (name := written_id(arrival.id)) != str(id_)
+        }
+        self._note_beside(batch, sound)
+        return batch, sound, [(arrival, f"refused.{reason}") for arrival, reason in refused]
+
+    def _show_refused(self, source: str, refused: list[tuple[Arrival, str]]) -> None:
+        for arrival, reason in refused:
+            if arrival.x is not None and reason != "erased":
+                record = {"x": arrival.x, "y": arrival.y, "id": arrival.id}
+                self.intake.refuse(reason, source, record, count=0)
+
+    def _make_numbers(self, arrivals: list[Arrival]) -> None:
+        """Decode files; one that is none of the decoder's gets the reason instead of numbers."""
+        assert self.decode is not None
+        for arrival in arrivals:
+            if arrival.x is None:
+                continue
+            arrival.payload, arrival.x = arrival.x, None
+            try:
+                arrival.x = self.decode(arrival.payload)
+            except PayloadError as error:
+                arrival.wrong = error.reason
+                shown = f"{written_id(arrival.id)}: {len(arrival.payload)} bytes: {error}"
+                self.intake.refuse(error.reason, arrival.source, shown, count=0)
+
+    def _note_beside(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        """Give the store what is kept beside the numbers of a batch: own times, and files."""
+        now = self.store.clock.wall()
+        behind, ahead = self.config.samples.latest_days * DAY, self.config.store.tolerance
+        self.store.times, self.store.payloads = {}, {}
+        for id_, arrival in zip(batch.ids.tolist(), arrivals, strict=True):
+            if arrival.payload is not None:
+                self.store.payloads[id_] = arrival.payload
+            if not math.isnan(arrival.time):
+                self.store.times[id_] = arrival.time
+                if not now - behind <= arrival.time <= now + ahead:
+                    self.counters["time.doubted"] += 1
 
     def _take_in(self, batch: Batch) -> list[str]:
         """Value and store what is worth it; returns what became of each sample.
@@ -255,14 +375,17 @@ class Agent:
 
     def _value(self, batch: Batch) -> list[str]:
         """Decide on samples of which none is stored; returns their fates."""
-        coarse = self.store.codec.coarsened
-        batch = Batch(self.store.as_stored(batch.x), batch.y, batch.ids)
-        self.counters["coarsened"] += self.store.codec.coarsened - coarse
+        batch = Batch(self._coarsened(batch.x), batch.y, batch.ids)
         measured = self.device.measure(batch)
-        if measured is not None:
-            self.door.see(batch.ids)
         outcome = self.device.ingest(batch, self.store.clock.now(), measured)
         return [_FATES[fate] for fate in outcome.results.tolist()]
+
+    def _coarsened(self, x: AnyArray) -> AnyArray:
+        """Return samples as the store gives them back, and count those that lost precision."""
+        coarse = self.store.codec.coarsened
+        x = self.store.as_stored(x)
+        self.counters["coarsened"] += self.store.codec.coarsened - coarse
+        return x
 
     def _value_alone(self) -> None:
         """Give a policy that wants values a direction before any server does.
@@ -316,10 +439,16 @@ class Agent:
             self.disk_error = ""
             self.intake.hold(held=False)
         awaited, self._awaited = self._awaited, []
+        if whole:
+            awaited, self._awaited_whole = awaited + self._awaited_whole, []
         self._judged = 0
         for arrival, verdict in awaited:
             arrival.answer(verdict)
         return True
+
+    def _whole_due(self) -> bool:
+        """Whether the next commit is to write all: also soon after a label before its sample."""
+        return self._pacer.whole_due(awaited=bool(self._awaited_whole))
 
     def _write(self, *, whole: bool, wipe: bool = False) -> None:
         """Write samples, and all else where the commit is whole.
@@ -365,21 +494,32 @@ class Agent:
         So is what a damaged file gave back though it was erased.
         """
         with self.lock:
-            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
-            clock.look()
+            days, erased = self.config.store.ttl_days, self.tombstones.ids
+            self.store.clock.look()
+            notes = [*self.store.records.items(), *self.store.unlabelled.items()]
             expired = [
                 id_
-                for id_, note in self.store.records.items()
-                if (days and clock.age(note.taken, note.wall) > days * DAY) or id_ in erased
+                for id_, note in notes
+                if (days and self._age(note) > days * DAY) or id_ in erased
             ]
-            if not expired or not self.commit(whole=False):
+            if not expired or not self.commit(whole=bool(self._awaited_whole)):
                 return 0
-            removed = self.store.forget(expired, Verdict.EXPIRED)
+            removed = self._forget(expired, Verdict.EXPIRED)
             if not self._commit_wiped():
                 return 0
             self.counters["expired"] += removed
             discard_copies(self.store_path)
         return len(expired)
+
+    def _age(self, note: SampleMetadata) -> float:
+        """Return for how many seconds a sample has certainly been there.
+
+        Its own time may make it older than its arrival, as far as that is believed, never younger.
+        """
+        begun = note.wall
+        if note.wall - self.config.samples.latest_days * DAY <= note.time < note.wall:
+            begun = note.time
+        return self.store.clock.age(note.taken, begun)
 
     def erase(self, ids: list[int]) -> int:
         """Remove samples from file, log and free space.
@@ -389,13 +529,13 @@ class Agent:
         Models that learned from them stay as they are.
         """
         with self.lock:
-            if not self.commit(whole=False):
+            if not self.commit(whole=bool(self._awaited_whole)):
                 raise RejectedError(
                     "disk", "the store cannot be written; nothing was erased, try again"
                 )
             self.intake.refused.clear()
             self.store.log.forget(np.array(ids, dtype=np.int64))
-            erased = self.store.forget(ids, Verdict.ERASED)
+            erased = self._forget(ids, Verdict.ERASED)
             self.device.reset_statistics()
             if self.model_date.round < 0 and self.device.model is not None:
                 self.device.set_model(self.device.model)  # its direction was a mean over them
@@ -415,6 +555,14 @@ class Agent:
             self.counters["erased"] += erased
             discard_copies(self.store_path)
         return erased
+
+    def _forget(self, ids: list[int], verdict: Verdict) -> int:
+        """Drop samples for good, waiting ones and early labels too; gives how many there were."""
+        if self.device.waiting is not None:
+            waited = self.device.waiting.forget(np.array(ids, dtype=np.int64))
+            if verdict == Verdict.EXPIRED:
+                self.device.waiting.counts["expired"] += waited
+        return self.store.forget(ids, verdict)
 
     def participate(self, order: TrainOrder) -> Report:
         """Trains on what is stored and adopts the order's model.

@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fedkeep.agent.record import SampleForm
+from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
-from fedkeep.core.types import AnyArray, Batch, BoolArray
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray
 from fedkeep.protocol.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
@@ -37,14 +39,24 @@ class Arrival:
     """
 
     x: Any
-    """Anything a source read; in the queue, an array of the samples' form, or None if it is
-    none."""
+    """Anything a source read; in the queue, an array of the samples' form, or a file's bytes, or
+    None if it is neither."""
     y: Any
     id: Any
     source: str
     acknowledge: Acknowledge | None = None
     draw: int = -1
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it has none."""
+    payload: bytes | None = None
+    """Its file, where samples are files, once `x` was made of it."""
+    wrong: str = "shape"
+    """The reason for which it is refused where `x` is None."""
+    fields: dict[str, Scalar] = field(default_factory=dict)
+    """What else the record says of itself: numbers, texts and flags by name, few and short."""
+    label_only: bool = False
+    """Whether it is the label of a sample that came before, or will come."""
 
     def answer(self, fate: str) -> None:
         """Give the sender the sample's fate, if it wants to know.
@@ -96,8 +108,6 @@ class IngestQueue:
         key: bytes | None = None,
     ) -> None:
         self.form, self._limit, self._calm = form, limit, calm_seconds
-        self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-        """Of a sample as it arrives; it bounds what sources read at once."""
         self.stopped = self.held = False
         self.ends = False
         """Whether the agent ends with its sources: else a pipe waits for its next writer."""
@@ -135,9 +145,9 @@ class IngestQueue:
             Whether the sample got a place or a fate; False once the agent stops. Then it stays
             unanswered, and whoever can send it again does so to the agent that comes next.
         """
-        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
-        if arrival.x is None:
-            self.refuse("shape", arrival.source, came, count=0)
+        self._shape(arrival)
+        # A label is small, and one that is skipped would cost the sample that waits for it.
+        wait = wait or arrival.label_only
         skipped: list[Arrival] = []
         with self._changed:
             if not wait and rule == "sample" and not self.held:
@@ -162,6 +172,17 @@ class IngestQueue:
         for one in skipped:
             one.answer("skipped")
         return True
+
+    def _shape(self, arrival: Arrival) -> None:
+        """Bring a sample's numbers into the samples' form; None where they are none."""
+        if arrival.label_only:
+            return
+        came, arrival.x = arrival.x, self.form.taken(arrival.x)
+        most = self.form.payload_bytes
+        if most is not None and arrival.x is not None and len(arrival.x) > most:
+            arrival.x, arrival.wrong = None, "oversized"
+        if arrival.x is None:
+            self.refuse(arrival.wrong, arrival.source, came, count=0)
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
         """Count what could not even be read as a sample, and keep how it began.
@@ -245,8 +266,7 @@ class IngestQueue:
 
 def queue_limit(form: SampleForm) -> int:
     """Return how many samples wait by default: those of four megabytes, within 64 and 4,096."""
-    sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-    return min(4096, max(64, (4 << 20) // sample_bytes))
+    return min(4096, max(64, (4 << 20) // form.arriving_bytes))
 
 
 def _shown(raw: Any) -> str:
@@ -306,6 +326,9 @@ class Source:
         y: Any,
         id: Any = None,  # noqa: A002 - the record's own word
         acknowledge: Acknowledge | None = None,
+        *,
+        time: Any = None,
+        fields: Mapping[str, Scalar] | None = None,
     ) -> bool:
         """Hand a record over as the source's `overload` says.
 
@@ -314,19 +337,42 @@ class Source:
         intake
             The agent's queue, as `run` got it.
         x, y, id
-            The record as it came; the agent refuses what is no sample, and says why.
+            The record as it came; the agent refuses what is no sample, and says why. Without `y`
+            the sample waits for its label; without `x` this is the label of another record.
         acknowledge
             Called once with the record's fate, in the agent's thread: only then may the record be
             deleted, acknowledged or forgotten. None: the stream has no way back.
+        time
+            The record's own time: ISO 8601 text, or seconds, milliseconds ... since 1970.
+        fields
+            What else it says of itself, by name; what is no scalar, or too much, is left out.
 
         Returns
         -------
         bool
             False once the agent stops: the record got no fate, and must stay.
         """
-        arrival = Arrival(x, y, id, self.name, acknowledge)
+        arrival = Arrival(
+            x, y, id, self.name, acknowledge, time=own_time(time), label_only=x is None
+        )
+        if fields:
+            arrival.fields = known_fields(fields)
         rule: Literal["sample", "drop"] = "drop" if self.overload == "drop" else "sample"
         return intake.offer(arrival, wait=self.overload == "wait", rule=rule)
+
+    def deliver_record(
+        self, intake: IngestQueue, record: Record, acknowledge: Acknowledge | None = None
+    ) -> bool:
+        """Hand over a record as `FieldNames` took it apart."""
+        return self.deliver(
+            intake,
+            record.x,
+            record.y,
+            record.id,
+            acknowledge,
+            time=record.time,
+            fields=record.fields,
+        )
 
 
 class OutlierFilter:
@@ -350,10 +396,12 @@ class OutlierFilter:
         largest = np.maximum(
             flat.max(axis=1).astype(np.float64), -flat.min(axis=1).astype(np.float64)
         )
+        if not self._outlier:  # no median, which loads a megabyte for masked arrays
+            return np.asarray(largest > self._limit)
         known = self._seen if len(self._seen) >= self._LEAST else [*self._seen, *largest.tolist()]
         usual = float(np.median(known)) if len(known) >= self._LEAST else 0.0
         self._seen.extend(largest[-self._LATEST :].tolist())
-        bound = min(self._limit, self._outlier * usual) if usual and self._outlier else self._limit
+        bound = min(self._limit, self._outlier * usual) if usual else self._limit
         return np.asarray(largest > bound)
 
 
@@ -365,6 +413,9 @@ def screen(
     magnitudes: OutlierFilter,
     ids: SampleIds,
     stored: Mapping[int, Any],
+    targets: NumberTargets | None = None,
+    *,
+    labelled: bool = True,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
     """Return the valid samples as a batch with their arrivals, and the others with a reason each.
 
@@ -380,6 +431,10 @@ def screen(
         The bound on the size of a sample's numbers.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    targets
+        What targets look like that are numbers to predict; None: they are labels.
+    labelled
+        Whether samples must have a label; else they are taken without one.
     """
     x = np.stack(
         [
@@ -387,22 +442,26 @@ def screen(
             for arrival in arrivals
         ]
     )
-    y = np.array([_number(arrival.y) for arrival in arrivals])
+    y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
+    known = (y == np.floor(y)) & (y >= 0) & (y < labels)
+    if targets is not None:
+        y = np.array([_several(arrival.y, targets.width) for arrival in arrivals])
+        known = targets.valid(y)
     # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
         for arrival in arrivals
     ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
-    sound = read & screen_samples(x, y, form.shape, labels)[0]
+    sound = read & screen_samples(x, y, form.shape, labels, targets)[0]
     huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
     rows, numbers, refused = [], [], []
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
-            reason = "shape"
-        elif not (y[row].is_integer() and 0 <= y[row] < labels):
+            reason = arrival.wrong
+        elif not known[row]:
             reason = "label"
         elif not named[row]:
             reason = "id"
@@ -411,7 +470,7 @@ def screen(
         elif huge[row]:
             reason = "huge"
         else:
-            content = x[row].tobytes()
+            content = x[row].tobytes() if arrival.payload is None else arrival.payload
             number = recognised(ids, arrival.source, arrival.id, content, stored)
             if not is_erased(ids, number, arrival.id, content, erased):
                 rows.append(row)
@@ -419,8 +478,59 @@ def screen(
                 continue
             reason = "erased"
         refused.append((arrival, reason))
-    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
+    own = y[rows].astype(np.int64) if targets is None else targets.settled(y[rows])
+    batch = Batch(x[rows], own, np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
+
+
+def _several(y: object, width: int) -> list[float]:
+    """Return so many numbers, alone or in a list; NaN where they are none or not so many."""
+    if isinstance(y, np.ndarray):
+        y = y.tolist()
+    rows = list(y) if isinstance(y, list | tuple) else [y]
+    return [_number(one) for one in rows] if len(rows) == width else [math.nan] * width
+
+
+def screen_labels(
+    arrivals: list[Arrival],
+    labels: int,
+    erased: Container[int],
+    ids: SampleIds,
+    stored: Mapping[int, Any],
+) -> tuple[IntArray, IntArray, list[Arrival], list[tuple[Arrival, str]]]:
+    """Return the ids and labels of records that hold a label alone, and those that are wrong.
+
+    Parameters
+    ----------
+    arrivals
+        What came, all from one source.
+    labels
+        How many labels there are.
+    erased
+        The numbers of erased samples, whose labels are refused.
+    ids, stored
+        How ids become numbers, and what is known of each stored sample by its number.
+    """
+    numbers, found, sound, refused = [], [], [], []
+    for arrival in arrivals:
+        label, given = _number(arrival.y), arrival.id
+        if not (label.is_integer() and 0 <= label < labels):
+            refused.append((arrival, "label"))
+        elif not isinstance(given, str | bytes | int | float) or _is_nan(given):
+            refused.append((arrival, "id"))
+        else:
+            number = recognised(ids, arrival.source, given, b"", stored)
+            if is_erased(ids, number, given, b"", erased):
+                refused.append((arrival, "erased"))
+                continue
+            numbers.append(number)
+            found.append(int(label))
+            sound.append(arrival)
+    return np.array(numbers, dtype=np.int64), np.array(found, dtype=np.int64), sound, refused
+
+
+def _is_nan(given: object) -> bool:
+    return isinstance(given, float) and math.isnan(given)
 
 
 def _number(y: object) -> float:

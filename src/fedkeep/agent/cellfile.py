@@ -272,7 +272,7 @@ class FileDisk:
             reason = f"{self.path} was replaced by another file: put it back, or restart the agent"
             raise OSError(errno.ESTALE, reason)
         new = temp_path(self.path)
-        copy = FileDisk(new, self.size, anew=True)
+        copy = self._copy_at(new)
         try:
             for start in range(0, self.size, _STRIDE):
                 copy.write(start, self.read(start, min(_STRIDE, self.size - start)))
@@ -292,6 +292,18 @@ class FileDisk:
         self.close()
         self._fd, self._direct, self._buffer = copy._fd, copy._direct, copy._buffer
         self._sector = copy._sector
+
+    def _copy_at(self, new: Path) -> "FileDisk":
+        """Make a file of the same size; on a disk without room it may succeed later."""
+        try:
+            return FileDisk(new, self.size, anew=True)
+        except FileExistsError:
+            raise
+        except (OSError, StoreError) as error:
+            new.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 class Blob(NamedTuple):
@@ -352,7 +364,8 @@ class CellFile:
         """Cells that may hold something, whether it counts or not."""
         self._young = self._live.copy()
         """Cells written since the last root: not to be written to before the next."""
-        self._places: dict[int, list[int]] = {}
+        self._places: dict[int, int | list[int]] = {}
+        """The cells of each blob that counts; of one cell, as nearly all are, its number alone."""
         self._sequence = self._half = self._cursor = 0
         self._in_doubt = self._wipe_due = False
 
@@ -470,8 +483,8 @@ class CellFile:
                 self.damage.blobs += 1
                 continue
             blobs.append(Blob(number, found[0].kind, b"".join(pieces)))
-            self._places[number] = list(places.values())
-            self._live[self._places[number]] = True
+            self._set_places(number, list(places.values()))
+            self._live[self._cells_of(number)] = True
         return blobs
 
     def commit(
@@ -496,7 +509,7 @@ class CellFile:
         cells = self._lay_out(add)
         taken = self._places_for(cells, below)
         removed = [number for number in remove if number in self._places]
-        freed = [index for number in removed for index in self._places[number]]
+        freed = [index for number in removed for index in self._cells_of(number)]
         live = self._live.copy()
         live[taken] = True
         live[freed] = False
@@ -514,11 +527,14 @@ class CellFile:
         self._live = live
         for number in removed:
             del self._places[number]
+        places: dict[int, list[int]] = {}
         for index, cell in zip(taken, cells, strict=True):
-            self._places.setdefault(cell.blob, []).append(index)
+            places.setdefault(cell.blob, []).append(index)
+        for number, indices in places.items():
+            self._set_places(number, indices)
         if self._wipe_due:
             self._wipe_free()
-        return sorted({cell.blob for cell in cells})
+        return sorted(places)
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Lets go of blobs that were salvaged but never counted together, without needing room.
@@ -526,7 +542,8 @@ class CellFile:
         Writes a root.
         """
         for number in numbers:
-            self._live[self._places.pop(number)] = False
+            self._live[self._cells_of(number)] = False
+            del self._places[number]
         self._write_root(self._live)
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
@@ -556,7 +573,16 @@ class CellFile:
 
     def last_cell(self, number: int) -> int:
         """Return the highest cell of a blob that counts."""
-        return max(self._places[number])
+        return max(self._cells_of(number))
+
+    def _cells_of(self, number: int) -> list[int]:
+        """Return the cells of a blob."""
+        places = self._places[number]
+        return [places] if isinstance(places, int) else places
+
+    def _set_places(self, number: int, cells: list[int]) -> None:
+        """Note the cells of a blob; a list for each sample would take a megabyte."""
+        self._places[number] = cells[0] if len(cells) == 1 else cells
 
     def take_label(self, label: Label) -> None:
         """Take on the geometry of a label, whose cells and roots have the same sizes.

@@ -11,7 +11,7 @@ class LabelNames:
 
     Without names, labels are numbers already and stay as they are. With names, a label is its
     name; a whole number stands for the name of its digits. A label that is not among the names
-    becomes None, which is rejected like any other unknown label.
+    becomes -1, which is rejected like any other unknown label; no label stays none.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class LabelNames:
     --------
     >>> labels = LabelNames(["ok", "worn"])
     >>> [labels.numbered(Arrival([1.0], y, None, "pump")).y for y in ("worn", "broken")]
-    [1, None]
+    [1, -1]
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -30,10 +30,10 @@ class LabelNames:
 
     def numbered(self, arrival: Arrival) -> Arrival:
         """Return the arrival with the number of its label."""
-        if not self._numbers:
+        if not self._numbers or arrival.y is None:
             return arrival
         label = arrival.y
         if isinstance(label, float) and label.is_integer():
             label = int(label)
         is_name = isinstance(label, str | int) and not isinstance(label, bool)
-        return replace(arrival, y=self._numbers.get(str(label)) if is_name else None)
+        return replace(arrival, y=self._numbers.get(str(label), -1) if is_name else -1)

@@ -24,6 +24,8 @@ _WHOLE_SECONDS, _LATEST_WHOLE_SECONDS = 60.0, 600.0
 
 What a crash may cost of them.
 """
+_AWAITED_WHOLE_SECONDS = 1.0
+"""The same while a sender waits for them: at most so often, since they are many bytes."""
 _SPENT_WHOLE_SECONDS = 3600.0
 """The same while the budget of bytes a day is spent."""
 _FIRST_RETRY, _LAST_RETRY = 0.5, 10.0
@@ -131,9 +133,14 @@ class CommitPacer:
             patience = latest
         return self._clock() - self._committed >= min(patience, max(latest, self._patience))
 
-    def whole_due(self) -> bool:
-        """Return whether the next commit is to write the statistics, too."""
+    def whole_due(self, *, awaited: bool = False) -> bool:
+        """Return whether the next commit is to write the statistics, too.
+
+        `awaited` says whether somebody waits for what they hold.
+        """
         age = self._clock() - self._whole
+        if awaited:
+            return age >= (_LATEST_ANSWER_SECONDS if self.exhausted() else _AWAITED_WHOLE_SECONDS)
         if self.exhausted():
             return age >= _SPENT_WHOLE_SECONDS
         least = _WHOLE_SECONDS if self._kept >= _WHOLE_SAMPLES else _LATEST_WHOLE_SECONDS

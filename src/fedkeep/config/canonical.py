@@ -57,6 +57,9 @@ _NAMED_BY_OPTION = {"aggregation": "fedavg"}
 Custom classes, by `module:Class`, stand among the names of the form all the same.
 """
 
+_LATER = frozenset({"waiting"})
+"""Tables that version 1 does not have: part of the form where something in them is set."""
+
 _DEFAULTS: dict[str, Table] = {
     "storage": {
         "revalue": True,
@@ -149,6 +152,13 @@ _DEFAULTS: dict[str, Table] = {
         "devices": 1,
         "checkpoint_every": 100,
         "prequential": False,
+    },
+    "waiting": {
+        "share": 0.0,
+        "rule": "random",
+        "max_age": None,
+        "early_labels": 64,
+        "pseudo_labels": None,
     },
     "policy.fedbalancer": {
         "variant": "paper",
@@ -295,7 +305,8 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
         "names": names,
     }
     for key, options in tables.items():
-        form[key] = _set_options(key, names.get(key), options)
+        if key not in _LATER or options != type(options)():
+            form[key] = _set_options(key, names.get(key), options)
     for key, default in _NAMED_BY_OPTION.items():
         if ":" in names.get(key, default):
             continue

@@ -4,9 +4,12 @@ from fedkeep.config.method import MethodConfig
 from fedkeep.core.device import Device
 from fedkeep.core.protocols import Learner, Store
 from fedkeep.core.regions import Regions
+from fedkeep.core.seeds import child_seed
 from fedkeep.core.store import MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import IntArray
 from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.waiting import WaitingJournal, WaitingRoom
 
 
 def build_device(
@@ -16,11 +19,13 @@ def build_device(
     capacity: int,
     sample_shape: tuple[int, ...],
     labels: int,
+    targets: NumberTargets | None = None,
     regions: Regions | None = None,
     store: Store | None = None,
     meter: VelocityMeter | None = None,
     seed: int = 0,
     draw_seed: int | None = None,
+    journal: WaitingJournal | None = None,
 ) -> Device:
     """Make the device that a configuration describes.
 
@@ -31,11 +36,14 @@ def build_device(
     learner : Learner
         The model's gradients and training.
     capacity : int
-        The samples that fit; an experiment says it, an agent's budget gives it.
+        The samples that fit, those that wait for labels among them; an experiment says it, an
+        agent's budget gives it.
     sample_shape : tuple of int
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What the plan divides; by default what the policy needs.
     store : Store, optional
@@ -47,14 +55,26 @@ def build_device(
     draw_seed : int, optional
         Of the samples' random keys, where these follow from ids; by default from the order of
         arrival under `seed`.
+    journal : WaitingJournal, optional
+        What makes durable which samples wait for their labels; by default nothing does.
     """
-    privacy = method.privacy
+    privacy, waiting = method.privacy, None
+    if slots := method.waiting.slots(capacity):
+        waiting = WaitingRoom(
+            method.waiting,
+            slots,
+            labels if targets is None else 1,
+            child_seed(seed, "waiting"),
+            None if draw_seed is None else child_seed(draw_seed, "waiting"),
+            journal,
+        )
     return Device(
         learner,
         method.policy,
-        capacity=capacity,
+        capacity=capacity - slots,
         sample_shape=sample_shape,
         labels=labels,
+        targets=targets,
         regions=regions,
         store=store,
         meter=meter,
@@ -66,6 +86,7 @@ def build_device(
         clip=privacy.clip if privacy.protects("estimator") else None,
         seed=seed,
         draw_seed=draw_seed,
+        waiting=waiting,
     )
 
 

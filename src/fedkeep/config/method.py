@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.config.aliases import current
 from fedkeep.config.method_components import REGIONS, find_policy
@@ -23,12 +23,14 @@ from fedkeep.core.gradient_exchange import GradientExchange, GradientSource, gra
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
-from fedkeep.core.regions import LabelRegions, Regions
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.registry import Registry, did_you_mean
 from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
+from fedkeep.core.targets import NumberTargets, targets_of
 from fedkeep.core.types import Vector
+from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
 from fedkeep.loading import find_component
 from fedkeep.privacy.options import PrivacyOptions
@@ -40,12 +42,13 @@ DEVICE_TABLES: dict[str, type[Any]] = {
     "estimator": EstimatorOptions,
     "gist": GistOptions,
     "privacy": PrivacyOptions,
+    "waiting": WaitingOptions,
 }
 """The tables of `MethodConfig`, beside those of policy and aggregation."""
 _SERVER_TABLES: dict[str, type[Any]] = {"train": TrainOptions, "limits": Limits}
 METHOD_TABLES: dict[str, type[Any]] = {
     key: {**DEVICE_TABLES, **_SERVER_TABLES}[key]
-    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy")
+    for key in ("storage", "weights", "estimator", "gist", "train", "limits", "privacy", "waiting")
 }
 """The tables of a method, in the order in which they are written down."""
 _OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
@@ -59,6 +62,7 @@ DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 FLEET_KEYS = METHOD_KEYS | {"samples", "regions", *DEPLOYMENT_KEYS}
 _DEVICE_KEYS: dict[str, frozenset[str]] = {
     "storage": frozenset(field.name for field in fields(StorageOptions)),
+    "waiting": frozenset(field.name for field in fields(WaitingOptions)),
     "gist": frozenset({"drift_weight", "label_matching", "max_ess", "encoding"}),
     "privacy": frozenset(
         {
@@ -102,6 +106,7 @@ class MethodConfig:
     gist: GistOptions
     aggregation: Aggregator
     privacy: PrivacyOptions
+    waiting: WaitingOptions
     names: dict[str, str]
     """The registered names of the policy, and of whatever else was found by its name."""
 
@@ -109,6 +114,11 @@ class MethodConfig:
         exchange = self.exchange
         if self.privacy.counts_samples:
             exchange.check_sample_privacy()
+        if self.waiting.share and self.policy.unbounded:
+            raise ConfigError(
+                f"policy '{self.policy_name}' keeps everything, so that nothing has to wait: "
+                "leave [waiting] out"
+            )
 
     @property
     def exchange(self) -> GradientExchange:
@@ -170,6 +180,8 @@ class Method(MethodConfig):
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
+            gradient_layout=self.exchange.layout(learner),
+            noisy_gradients=self.privacy.protects("estimator"),
         )
 
 
@@ -178,22 +190,39 @@ class Samples:
     """`samples`: what every device's samples look like."""
 
     shape: tuple[int, ...]
-    labels: int
+    labels: int | None = None
+    """How many there are; of numbers to predict, leave it out."""
     names: tuple[str, ...] = ()
     """Of the labels, for people; their numbers unless given."""
+    targets: Literal["class", "number"] = "class"
+    """Whether targets are labels, or numbers to predict."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: intervals stand for labels in
+    plan and profiles. Empty: one interval."""
+    width: int = 1
+    """How many numbers a sample's target is, where targets are numbers."""
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.labels < 2:
+        count, numbers = targets_of(self.targets, self.labels, self.edges, self.width)
+        if numbers is None and count < 2:
             raise ValueError(
-                f"labels must be at least 2, got {self.labels}: "
-                "fedkeep values samples of a classifier"
+                f"labels must be at least 2, got {count}: a classifier tells some apart; of "
+                'numbers to predict set targets = "number"'
             )
-        if self.names and len(self.names) != self.labels:
-            raise ValueError(
-                f"names must be {self.labels}, one for each label, got {len(self.names)}"
-            )
+        if self.names and len(self.names) != count:
+            raise ValueError(f"names must be {count}, one for each label, got {len(self.names)}")
+
+    @property
+    def count(self) -> int:
+        """The number of labels, or of the intervals of numbers."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[0]
+
+    @property
+    def numbers(self) -> NumberTargets | None:
+        """What targets look like that are numbers; None: they are labels."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[1]
 
 
 @dataclass(frozen=True)
@@ -215,19 +244,25 @@ class FleetSpec(Method):
     @cached_property
     def learner(self) -> Learner:
         """The learner of `[model]`, for samples of this form."""
-        return learner_of(self.model, self.samples.shape, self.samples.labels)
+        samples = self.samples
+        return learner_of(self.model, samples.shape, samples.count, samples.numbers)
 
     @property
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
         divided = self.policy.balanced or self.names["coordinator"] != "none"
         samples = self.samples
-        return deployed_regions(self.division, samples.labels if divided else 1, samples.shape)
+        own: Regions = LabelRegions(samples.count if divided else 1)
+        if divided and samples.numbers is not None:
+            own = TargetRegions(samples.numbers)
+        return deployed_regions(self.division, own, samples.shape)
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """The labels' names; their numbers where none are given."""
-        return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
+        if self.samples.numbers is not None and not self.samples.names:
+            return self.samples.numbers.names
+        return self.samples.names or tuple(str(label) for label in range(self.samples.count))
 
     def server(self) -> Server:
         """Make the server with the initial model of the seed."""
@@ -246,7 +281,7 @@ def division_of(table: Table) -> RegionOptions | Regions:
 
 
 def deployed_regions(
-    division: RegionOptions | Regions, labels: int, shape: tuple[int, ...]
+    division: RegionOptions | Regions, own: Regions, shape: tuple[int, ...]
 ) -> Regions:
     """Return the regions of a fleet, the same on server and devices.
 
@@ -254,14 +289,15 @@ def deployed_regions(
     ----------
     division : RegionOptions or Regions
         What `division_of` read.
-    labels : int
-        The number of labels; 1 where nobody divides slots.
+    own : Regions
+        What the fleet divides by where nothing else is asked: labels, intervals of numbers, or
+        one region where nobody divides slots.
     shape : tuple of int
         The shape of a sample.
     """
     if isinstance(division, RegionOptions):
-        return LabelRegions(labels)
-    if labels == 1:
+        return own
+    if own.count == 1:
         raise ConfigError("'regions' divides slots, and neither policy nor coordinator does")
     deployed = getattr(division, "deployed", None)
     regions: Regions = division if deployed is None else deployed(math.prod(shape))

@@ -14,7 +14,9 @@ from fedkeep.core.protocols import Learner
 from fedkeep.core.schedule import Schedule
 from fedkeep.core.seeds import generator
 from fedkeep.core.store import AfterUse
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import IntArray
+from fedkeep.learn.losses import NumberLoss
 from fedkeep.learn.models import learner_for
 from fedkeep.tables import Table
 
@@ -217,7 +219,9 @@ class MetricsOptions:
         check_range(self, "port", least=0, most=65535)
 
 
-def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
+def learner_of(
+    model: Table, shape: tuple[int, ...], labels: int, targets: NumberTargets | None = None
+) -> Learner:
     """Build the model of `[model]`: an exported file by `path`, else by `name` ours or torch's.
 
     On real devices the last layer alone is valued unless `last_layers` differs; 0 is all of them.
@@ -231,11 +235,19 @@ def learner_of(model: Table, shape: tuple[int, ...], labels: int) -> Learner:
     name = str(options.pop("name", "softmax"))
     if path is None:
         options["last_layers"] = options.get("last_layers", 1) or None
-        return learner_for(name, shape, labels, **options)
+        return learner_for(name, shape, labels, targets, **options)
     if options:
         raise ConfigError(
             f"a model from a file has no option '{min(options)}': remove it from [model]"
         )
     from fedkeep.learn.onnx_learner import OnnxLearner
 
-    return OnnxLearner(Path(str(path)), None if sha256 is None else str(sha256))
+    learner = OnnxLearner(Path(str(path)), None if sha256 is None else str(sha256))
+    if isinstance(learner.loss, NumberLoss) != (targets is not None):
+        made = "for classes" if targets is not None else "for numbers"
+        meant = "classes" if targets is None else "numbers"
+        raise ConfigError(
+            f"the model {path} was exported {made}, and the targets are {meant}: set targets as "
+            "it was made for, or write it by `fedkeep export --loss`"
+        )
+    return learner

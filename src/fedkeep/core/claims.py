@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedkeep.core.errors import RejectionReason
-from fedkeep.core.outliers import robust_cap
+from fedkeep.core.outliers import median, robust_cap
 from fedkeep.core.planning.profiles import FleetProfiles
 from fedkeep.core.rounds import Rejection, report_cuts
 from fedkeep.core.types import DeviceId, FloatArray, Profile, Report, State
@@ -192,10 +192,10 @@ class ClaimAudit:
 def _shares_of_arrivals(known: Mapping[DeviceId, _Record]) -> dict[DeviceId, float]:
     """Find who counts far fewer arrivals than declared, with the share of the usual."""
     borne_out = {d: r.arrivals / r.declared for d, r in known.items() if r.declared > 0}
-    counted = float(np.median([r.arrivals for r in known.values()]))
+    counted = median([r.arrivals for r in known.values()])
     if not borne_out or counted <= _ONE_PER_REPORT:
         return {}
-    usual = float(np.median(list(borne_out.values())))
+    usual = median(list(borne_out.values()))
     return {
         device: share / usual
         for device, share in borne_out.items()
@@ -208,4 +208,4 @@ def _peer_fill(record: _Record, known: Mapping[DeviceId, _Record]) -> float:
     fills = [r.fill for r in known.values() if r.rate <= _PEER_RATIO * record.rate]
     if len(fills) <= _MIN_REPORTS and record.reports >= _MANY_REPORTS:
         fills = [r.fill for r in known.values()]
-    return float(np.median(fills)) if len(fills) > _MIN_REPORTS else 0.0
+    return median(fills) if len(fills) > _MIN_REPORTS else 0.0

@@ -1,9 +1,9 @@
 """A device of the fleet: scores what arrives, keeps the best, trains when asked (steps 3 to 6)."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedkeep.core.protocols import (
     DescribedState,
     GradientProbe,
     Learner,
+    OfferResult,
     Outcome,
     PerSampleGradients,
     Store,
@@ -38,7 +39,9 @@ from fedkeep.core.state import (
     strip_prefix,
 )
 from fedkeep.core.store import AfterUse, MemoryStore
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import (
+    AnyArray,
     ArraySpec,
     Assignment,
     Batch,
@@ -52,6 +55,12 @@ from fedkeep.core.types import (
     Vector,
 )
 from fedkeep.core.velocity import VelocityMeter
+from fedkeep.core.waiting import (
+    UNLABELLED,
+    Departure,
+    LabelResult,
+    WaitingRoom,
+)
 from fedkeep.core.weighting import UNCOORDINATED, Weighting, own_mass
 
 
@@ -108,6 +117,8 @@ class Device:
         The shape of a sample.
     labels : int
         The number of labels.
+    targets : NumberTargets, optional
+        What targets look like that are numbers to predict; None: they are labels.
     regions : Regions, optional
         What slots are divided among; by default what the policy needs.
     store : Store, optional
@@ -128,6 +139,8 @@ class Device:
         The seed of all randomness.
     draw_seed : int, optional
         The seed of the samples' random keys by id, instead of by order of arrival.
+    waiting : WaitingRoom, optional
+        Where samples wait for their labels, in slots beside those of `capacity`.
 
     Raises
     ------
@@ -164,6 +177,7 @@ class Device:
         capacity: int,
         sample_shape: tuple[int, ...],
         labels: int,
+        targets: NumberTargets | None = None,
         regions: Regions | None = None,
         store: Store | None = None,
         meter: VelocityMeter | None = None,
@@ -174,10 +188,12 @@ class Device:
         clip: float | None = None,
         seed: int = 0,
         draw_seed: int | None = None,
+        waiting: WaitingRoom | None = None,
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels = capacity, sample_shape, labels
-        self.regions = regions or regions_for(policy, labels)
+        self._targets = targets
+        self.regions = regions or regions_for(policy, labels, targets)
         count = self.regions.count
         self.meter = meter or VelocityMeter(count)
         self.weighting = weighting or (Weighting() if policy.coordinated else UNCOORDINATED)
@@ -197,6 +213,11 @@ class Device:
         self.round = -1
         """The round in which the device last took part."""
         self._declared: FloatArray | None = None
+        self.waiting = waiting
+        self.entering: Callable[[IntArray], None] = lambda _: None
+        """Called with the ids of samples whose gradients enter the sum of arrivals."""
+        self._time = 0.0
+        """The latest time that the device has heard of."""
         frequencies = LabelFrequencies(count, child_seed(seed, "turns"))
         self.selection = Selection(policy, self.store, capacity, frequencies, seed, draw_seed)
         self._parts: dict[str, DescribedState] = {
@@ -208,6 +229,8 @@ class Device:
         }
         if self.gist is not None:
             self._parts["gist"] = self.gist
+        if waiting is not None:
+            self._parts["waiting"] = waiting
 
     def _make_gist(self, options: GistOptions) -> Gist | None:
         count = self.regions.count
@@ -253,6 +276,17 @@ class Device:
         """
         self.model, self.selection.global_gradient = model, global_gradient
         self.probe = self.learner.probe(model) if probe is None else probe
+        if self.waiting is not None:
+            self.waiting.rank(self.predict)
+
+    def predict(self, x: AnyArray) -> FloatArray | None:
+        """Give the probability of each label under the present model, if the waiting room asks."""
+        if self.model is None or not len(x) or self.waiting is None or not self.waiting.predicts:
+            return None
+        logits = np.asarray(self.learner.logits(self.model, x), dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+            return np.asarray(scores / scores.sum(axis=1, keepdims=True))
 
     def update_model(
         self,
@@ -308,9 +342,11 @@ class Device:
         tuple of Outcome and Counter
             What became of the valid samples, and the number of the others by reason.
         """
-        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels)
+        valid, rejected = screen_samples(batch.x, batch.y, self._shape, self._labels, self._targets)
         clean = batch if valid.all() else batch.take(valid)
-        if clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
+        if self._targets is not None:
+            clean = Batch(clean.x, self._targets.settled(clean.y), clean.ids)
+        elif clean.y.dtype.kind == "f":  # whole numbers all the same, or they would not be valid
             clean = Batch(clean.x, clean.y.astype(np.int64), clean.ids)
         return self.ingest(clean, time, self.measure(clean)), rejected
 
@@ -340,13 +376,147 @@ class Device:
         if not len(batch):
             none = np.empty(0, dtype=np.int64)
             return Outcome(none, none, np.empty(0), np.empty(0))
+        if self.waiting is not None:
+            self._time = max(self._time, float(np.max(time)))
+            self.waiting.leave(batch.ids, Departure.LABELLED)
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None:
+            self.entering(batch.ids)
             if self.window.size:
                 self.window.add(measurements, regions)
             self.sender.add(measurements, regions)
         return self.selection.offer(batch, regions, measurements)
+
+    def wait(self, x: AnyArray, ids: IntArray, time: float) -> list[tuple[OfferResult, bool]]:
+        """Take in valid samples without labels; the rule of the waiting room decides which wait.
+
+        One whose label came before it, or is given by the model itself, counts as an arrival.
+
+        Parameters
+        ----------
+        x : ndarray
+            The samples, (n, ...), in the order of arrival.
+        ids : ndarray of int
+            Their ids; one that is stored or waits already changes nothing.
+        time : float
+            When they came.
+
+        Returns
+        -------
+        list of tuple
+            What became of each sample, and whether in the store; else it was in the waiting room.
+        """
+        assert self.waiting is not None, "this device has no waiting room"
+        scores = self.predict(x)
+        pseudo = self.waiting.confident(scores)
+        results: list[tuple[OfferResult, bool]] = []
+        for i, id_ in enumerate(ids.tolist()):
+            one = slice(i, i + 1)
+            label = self.waiting.early.pop(id_, None)
+            sure = len(pseudo) and pseudo[i] != UNLABELLED
+            if self.store.label_of(id_) is not None:
+                if label is not None:
+                    self.label(ids[one], np.array([label]), time)
+                results.append((OfferResult.REFRESHED, True))
+                continue
+            if label is None and sure and id_ not in self.waiting:
+                label = int(pseudo[i])
+                self.waiting.counts["pseudo"] += 1
+            if label is None:
+                own = None if scores is None else scores[one]
+                results.append((self.waiting.offer(x[one], ids[one], own)[0], False))
+                continue
+            outcome = self._count(Batch(x[one], self._target(label), ids[one]), time)
+            results.append((OfferResult(int(outcome.results[0])), True))
+        return results
+
+    def label(
+        self, ids: IntArray, labels: AnyArray, time: float
+    ) -> list[tuple[LabelResult, OfferResult | None]]:
+        """Take in labels of samples that came before, or will come.
+
+        A waiting sample counts as an arrival from now on, under the model of now. Of a stored one
+        the label is corrected, and its score renewed: what its gradient added to the sum of
+        arrivals, the gist and the label frequencies under the former label stays there.
+
+        Parameters
+        ----------
+        ids : ndarray of int
+            The samples' ids.
+        labels : ndarray
+            Their labels or targets, which must be valid.
+        time : float
+            When they came.
+
+        Returns
+        -------
+        list of tuple
+            What became of each label, and of the sample that it made an arrival.
+        """
+        results: list[tuple[LabelResult, OfferResult | None]] = []
+        for id_, label in zip(ids.tolist(), labels.tolist(), strict=True):
+            before = self.store.label_of(id_)
+            if before is not None:
+                results.append((self._correct(id_, before, label), None))
+            elif self.waiting is None:
+                results.append((LabelResult.UNKNOWN, None))
+            elif id_ in self.waiting:
+                own = np.array([id_], dtype=np.int64)
+                batch = Batch(self.waiting.x([id_]), self._target(label), own)
+                outcome = self._count(batch, time)
+                results.append((LabelResult.LABELLED, OfferResult(int(outcome.results[0]))))
+            else:
+                kept = self.waiting.remember(id_, label)
+                results.append((LabelResult.EARLY if kept else LabelResult.UNKNOWN, None))
+        return results
+
+    def pseudo_label(self) -> int:
+        """Let waiting samples of which the model is sure count as arrivals; gives how many did."""
+        if self.waiting is None or self.waiting.options.pseudo_labels is None:
+            return 0
+        ids = self.waiting.ids
+        if not len(ids):
+            return 0
+        x = self.waiting.x(ids.tolist())
+        labels = self.waiting.confident(self.predict(x))
+        sure = np.flatnonzero(labels != UNLABELLED)
+        if len(sure):
+            self.waiting.leave(ids[sure], Departure.PSEUDO)
+            self._count(Batch(x[sure], labels[sure], ids[sure]), self._time)
+        return len(sure)
+
+    def _count(self, batch: Batch, time: float) -> Outcome:
+        """Take in samples whose labels are known now, as arrivals of now."""
+        return self.ingest(batch, time, self.measure(batch))
+
+    def _target(self, label: float) -> AnyArray:
+        """Make the targets of one sample's batch from its label."""
+        if self._targets is None:
+            return np.array([label], dtype=np.int64)
+        return self._targets.settled(np.array([label]))
+
+    def _correct(self, id_: int, before: Any, label: float) -> LabelResult:
+        """Replace the label of a stored sample, and score it anew; sums keep what they counted."""
+        target = self._target(label)
+        if np.array_equal(target[0], before):
+            return LabelResult.KNOWN
+        stored = self.store.stored()
+        place = np.flatnonzero(stored.batch.ids == id_)
+        batch = replace(stored.batch.take(place), y=target)
+        measured = self.measure(batch)
+        region = int(self.regions.assign(batch, measured)[0])
+        seed = child_seed(self.seed, "revalue", self.round)
+        alone = Stored(
+            batch,
+            np.array([region]),
+            stored.scores[place],
+            stored.arrivals[place],
+            stored.uses[place],
+        )
+        score = float(self.selection.new_scores(alone, measured, seed)[0])
+        self.store.relabel(id_, target[0].item(), region, score)
+        return LabelResult.CORRECTED
 
     def participate(self, order: TrainOrder) -> Report:
         """Train on what is stored and report (steps 5 and 6)."""
@@ -508,7 +678,13 @@ class Device:
                 plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"])
             )
         if selection.divides and selection.frequencies.targets.any():
-            self.store.configure(selection.frequencies.targets)
+            if selection.frequencies.targets.sum() > self.capacity:  # some slots are others' now
+                selection.divide()
+            else:
+                self.store.configure(selection.frequencies.targets)
         self.model = selection.global_gradient = self.probe = None
         if "model" in state:
             self.set_model(state["model"], state.get("direction"))
+        if self.waiting is not None:
+            self.waiting.rank(self.predict)
+            self.waiting.shrink()

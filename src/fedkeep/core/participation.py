@@ -155,7 +155,7 @@ class Participation:
             device.window,
             device.label_shares(),
             device.exchange.fleet_gradient(self.order),
-            self._model_step(),
+            self._models(),
         )
         self._add(correction)
 
@@ -167,7 +167,10 @@ class Participation:
             return None
         step = self._gradients.means[1] + correction
         step *= np.float32(self.order.local.learning_rate)
-        model = self.order.model.copy()
+        model = self.order.model
+        if len(step) == len(model):
+            return np.subtract(model, step, out=step)
+        model = model.copy()
         model[len(model) - len(step) :] -= step
         return model
 
@@ -225,6 +228,7 @@ class Participation:
             self._rescore()
         device.expire()
         device.selection.divide()
+        device.pseudo_label()
         gradient, count = device.sender.message(device.gist)
         return Report(
             round=order.round,
@@ -250,10 +254,10 @@ class Participation:
         self.correction = correction
         self.job = replace(self.job, correction=vector)
 
-    def _model_step(self) -> Vector | None:
-        """Subtract the order's model from the device's; None if they are the same."""
+    def _models(self) -> tuple[Vector, Vector] | None:
+        """Give the device's model and the order's; None if they are the same."""
         mine, sent = self.device.model, self.order.model
         if mine is None:
             return None
         same = np.array_equal(mine[:_FIRST_NUMBERS], sent[:_FIRST_NUMBERS])
-        return None if same and np.array_equal(mine, sent) else mine - sent
+        return None if same and np.array_equal(mine, sent) else (mine, sent)

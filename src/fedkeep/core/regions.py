@@ -7,6 +7,7 @@ import numpy as np
 
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import PerSampleGradients
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import Batch, IntArray
 
 
@@ -32,6 +33,22 @@ class LabelRegions:
         return batch.y if self.count > 1 else np.zeros(len(batch), dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class TargetRegions:
+    """A region for each interval of the number to predict."""
+
+    targets: NumberTargets
+
+    @property
+    def count(self) -> int:
+        """Y, the number of regions."""
+        return self.targets.regions
+
+    def assign(self, batch: Batch, measurements: PerSampleGradients | None) -> IntArray:  # noqa: ARG002 - nothing to measure
+        """Give the region of each sample, (n,)."""
+        return self.targets.assign(batch.y)
+
+
 def region_term(regions: Regions) -> str:
     """Describe regions in a word that server and devices must have alike.
 
@@ -41,6 +58,13 @@ def region_term(regions: Regions) -> str:
     return str(getattr(regions, "term", regions.count))
 
 
-def regions_for(policy: SelectionPolicy, labels: int) -> Regions:
-    """Choose labels where a plan or the device divides slots among them; else one region."""
-    return LabelRegions(labels if policy.coordinated or policy.balanced else 1)
+def regions_for(
+    policy: SelectionPolicy, labels: int, targets: NumberTargets | None = None
+) -> Regions:
+    """Choose labels where a plan or the device divides slots among them; else one region.
+
+    Of targets that are numbers, the intervals stand for labels.
+    """
+    if not (policy.coordinated or policy.balanced):
+        return LabelRegions(1)
+    return LabelRegions(labels) if targets is None else TargetRegions(targets)

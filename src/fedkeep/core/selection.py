@@ -252,9 +252,14 @@ class Selection:
     def rescore(self, stored: Stored, measurements: PerSampleGradients | None, seed: int) -> None:
         """Score what is stored anew, as measured under a new model."""
         if len(stored.batch):
-            keys = partial(uniform_keys, seed, stored.batch.ids)
-            scores = self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores)
-            self._store.rescore(scores)
+            self._store.rescore(self.new_scores(stored, measurements, seed))
+
+    def new_scores(
+        self, stored: Stored, measurements: PerSampleGradients | None, seed: int
+    ) -> Scores:
+        """Score stored samples anew, and change nothing."""
+        keys = partial(uniform_keys, seed, stored.batch.ids)
+        return self._score(stored.batch, measurements, stored.arrivals, keys, stored.scores)
 
     def _score(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class _Entry:
     __slots__ = ("arrival", "id", "key", "region", "score", "uses", "x", "y")
 
     def __init__(
-        self, id_: int, x: AnyArray, y: int, region: int, score: float, arrival: int
+        self, id_: int, x: AnyArray, y: Any, region: int, score: float, arrival: int
     ) -> None:
         self.id, self.x, self.y, self.region = id_, x, y, region
         self.score, self.arrival, self.uses = score, arrival, 0
@@ -58,6 +58,12 @@ class _Entry:
 
 
 _key: Callable[[_Entry], _Key] = attrgetter("key")
+
+
+def _entry_of(batch: Batch, i: int, region: int, scores: Scores, arrivals: IntArray) -> _Entry:
+    """Make the entry of a sample, with its own copy of the features."""
+    x, y = batch.x[i].copy(), _own(batch.y[i])
+    return _Entry(int(batch.ids[i]), x, y, region, float(scores[i]), int(arrivals[i]))
 
 
 class MemoryStore:
@@ -94,8 +100,12 @@ class MemoryStore:
         self._pressure: list[int] = []
         """How far each region is above its quota, and then how much it holds, in one number."""
         self._weigh()
+        self._no_target: AnyArray = _ints([])
+        """What an empty store has for targets: labels, until numbers to predict have come."""
         self._samples: tuple[Batch, IntArray, IntArray] | None = None
         """What `stored` says of samples, regions and arrivals, until one of them changes."""
+        self._unranked = False
+        """Whether scores or uses have changed since samples were ranked."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -104,6 +114,7 @@ class MemoryStore:
         """Set the slots of each region."""
         if len(quotas) != self.regions:
             raise ValueError(f"expected quotas for {self.regions} regions, got {len(quotas)}")
+        self._settle()
         self._quotas = quotas.tolist()
         self._weigh()
         dropped = []
@@ -120,9 +131,20 @@ class MemoryStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples in order."""
+        self._settle()
+        self._notice(batch.y)
+        if self.regions == 1 and len(batch) > len(self._entries):
+            if self._is_queue(batch.ids, scores, arrivals):
+                return self._offer_to_queue(batch, scores, arrivals)
+            if self._knows_none(batch.ids.tolist()):
+                return self._offer_unknown(batch, scores, arrivals)
+        return self._offer_each(batch, regions, scores, arrivals)
+
+    def _offer_each(
+        self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray
+    ) -> Outcome:
+        """Offer any samples, one after the other."""
         n, entries = len(batch), self._entries
-        if self.regions == 1 and n > len(entries) and self._knows_none(batch.ids.tolist()):
-            return self._offer_unknown(batch, scores, arrivals)
         results, evicted, thresholds = [int(OfferResult.REFUSED)] * n, [-1] * n, [np.nan] * n
         unknown = [np.nan] * self.regions
         least = unknown.copy()
@@ -162,10 +184,41 @@ class MemoryStore:
             least = unknown.copy()
         # Most of them may have left again: only what stays is copied.
         for i, entry in [(i, own) for i, own in added if entries.get(own.id) is own]:
-            entry.x, entry.y = batch.x[i].copy(), int(batch.y[i])
+            entry.x, entry.y = batch.x[i].copy(), _own(batch.y[i])
         return Outcome(
             _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
         )
+
+    def _is_queue(self, ids: IntArray, scores: Scores, arrivals: IntArray) -> bool:
+        """Tell whether each sample ranks above all before it, and none is stored when it comes."""
+        ranked, slots = self._ranked[0], self._slots
+        if not 0 < slots >= len(ranked) or not scores[0] > -np.inf:
+            return False
+        if ranked and ranked[-1].key >= (_RANKED, float(scores[0]), int(arrivals[0])):
+            return False
+        if not (scores[1:] > scores[:-1]).all():
+            return False
+        # Whoever leaves is the oldest: a sample has left when `slots` others have come.
+        queue = np.concatenate([_ints([entry.id for entry in ranked]), ids])
+        order = np.argsort(queue, kind="stable")
+        again = queue[order[1:]] == queue[order[:-1]]
+        return bool((np.diff(order)[again] > slots).all())
+
+    def _offer_to_queue(self, batch: Batch, scores: Scores, arrivals: IntArray) -> Outcome:
+        """Offer samples that each rank above all before them, as under FIFO: the oldest leave."""
+        n, ranked, slots = len(batch), self._ranked[0], self._slots
+        free = slots - len(ranked)
+        leaving = max(n - free, 0)
+        results = np.full(n, int(OfferResult.REPLACED))
+        evicted, thresholds = np.full(n, -1), np.full(n, np.nan)
+        results[:free] = int(OfferResult.KEPT)
+        evicted[free:] = np.concatenate([_ints([e.id for e in ranked]), batch.ids])[:leaving]
+        thresholds[free:] = np.concatenate([[e.key[1] for e in ranked], scores])[:leaving]
+        for entry in ranked[:leaving]:
+            self._drop(entry)
+        for i in range(max(n - slots, 0), n):
+            self._insert(_entry_of(batch, i, 0, scores, arrivals))
+        return Outcome(results, evicted, thresholds, scores)
 
     def _knows_none(self, ids: list[int]) -> bool:
         """Tell whether no sample comes again, be it stored or of the same batch."""
@@ -194,8 +247,7 @@ class MemoryStore:
         for entry in [e for place, e in enumerate(ranked, -len(ranked)) if place not in stay]:
             self._drop(entry)
         for i in sorted(place for place in stay if place >= 0):
-            x, y = batch.x[i].copy(), int(batch.y[i])
-            self._insert(_Entry(ids[i], x, y, 0, float(scores[i]), int(arrivals[i])))
+            self._insert(_entry_of(batch, i, 0, scores, arrivals))
         return Outcome(
             _ints(results), _ints(evicted), np.array(thresholds, dtype=np.float64), scores
         )
@@ -205,7 +257,9 @@ class MemoryStore:
         entries = self._by_arrival()
         if self._samples is None:
             x = np.stack([e.x for e in entries]) if entries else np.empty((0, 0), dtype=np.float32)
-            batch = Batch(x, _ints([e.y for e in entries]), _ints([e.id for e in entries]))
+            y = np.array([e.y for e in entries], dtype=self._no_target.dtype)
+            y = y.reshape(len(entries), *self._no_target.shape[1:])
+            batch = Batch(x, y, _ints([e.id for e in entries]))
             self._samples = (
                 batch,
                 _ints([e.region for e in entries]),
@@ -222,8 +276,7 @@ class MemoryStore:
             entry.score = score
             if not score > -np.inf:
                 dropped.append(self._drop(entry))
-        for ranked in self._ranked:
-            self._rank(ranked)
+        self._unranked = True
         return dropped
 
     def mark_used(self, ids: IntArray) -> None:
@@ -231,18 +284,37 @@ class MemoryStore:
         for known in ids.tolist():
             if (entry := self._entries.get(known)) is not None:
                 entry.uses += 1
-        if self.after_use.name != "keep":
-            for ranked in self._ranked:
-                self._rank(ranked)
+        self._unranked = self._unranked or self.after_use.name != "keep"
 
     def expire(self, before: int) -> None:
         """Let samples that arrived before `before` make way."""
+        self._settle()
         for entry in [*self._entries.values()]:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
+    def label_of(self, id_: int) -> Any:
+        """Give the label of a stored sample; None if no sample of that id is stored."""
+        entry = self._entries.get(id_)
+        return None if entry is None else entry.y
+
+    def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
+        """Correct the label of a stored sample; what no longer fits its region's slots goes."""
+        self._settle()
+        entry = self._entries[id_]
+        self._drop(entry)
+        entry.y, entry.region, entry.score = label, region, score
+        entry.key = (self.after_use.tier(entry.uses), score, entry.arrival)
+        self._insert(entry)
+        if not score > -np.inf:
+            return [self._drop(entry)]
+        if entry.uses and self.after_use.name == "discount":
+            self._rank(self._ranked[region])
+        return self.configure(_ints(self._quotas))
+
     def ranks(self) -> dict[str, AnyArray]:
         """Give what decides which sample leaves first, by arrival, without the samples."""
+        self._settle()
         entries = self._by_arrival()
         return {
             "ids": _ints([e.id for e in entries]),
@@ -269,16 +341,22 @@ class MemoryStore:
     def restore(self, state: State) -> None:
         """Become what `snapshot` described."""
         self._quotas = state["quotas"].tolist()
-        self._entries, self._samples = {}, None
+        self._entries, self._samples, self._unranked = {}, None, False
         self._ranked = [[] for _ in self._quotas]
         self._weigh()
-        plain = ("ids", "y", "regions", "scores", "arrivals", "uses", "tiers", "effective")
-        for x, id_, y, region, score, arrival, uses, tier, effective in zip(
-            state["x"], *(state[name].tolist() for name in plain), strict=True
+        plain = ("ids", "regions", "scores", "arrivals", "uses", "tiers", "effective")
+        self._notice(state["y"])
+        for x, y, id_, region, score, arrival, uses, tier, effective in zip(
+            state["x"], state["y"], *(state[name].tolist() for name in plain), strict=True
         ):
-            entry = _Entry(id_, x.copy(), y, region, score, arrival)
+            entry = _Entry(id_, x.copy(), _own(y), region, score, arrival)
             entry.uses, entry.key = uses, (tier, effective, arrival)
             self._insert(entry)
+
+    def _notice(self, y: AnyArray) -> None:
+        """Note the form of targets that are no labels."""
+        if y.dtype.kind == "f" and self._no_target.dtype.kind != "f":
+            self._no_target, self._samples = np.empty((0, *y.shape[1:])), None
 
     def _way_in(self, region: int) -> tuple[_Key, _Entry | None]:
         """Find the key that a newcomer must not be below, and what leaves for it, if anything."""
@@ -313,6 +391,14 @@ class MemoryStore:
 
     def _by_arrival(self) -> list[_Entry]:
         return sorted(self._entries.values(), key=attrgetter("arrival"))
+
+    def _settle(self) -> None:
+        """Rank samples anew where scores or uses have changed."""
+        if self._unranked:
+            self._unranked = False
+            for ranked in self._ranked:
+                if ranked:
+                    self._rank(ranked)
 
     def _rank(self, ranked: list[_Entry]) -> None:
         """Give every sample of a region the key for its score, its uses and `after_use`."""
@@ -358,6 +444,11 @@ class MemoryStore:
         lowest = ranked[0] is entry
         del ranked[0 if lowest else ranked.index(entry, bisect_left(ranked, entry.key, key=_key))]
         return entry.id
+
+
+def _own(y: Any) -> Any:
+    """One sample's target in memory of its own: a number, or several."""
+    return y.copy() if y.ndim else y.item()
 
 
 def _ints(values: list[int]) -> IntArray:

@@ -85,10 +85,11 @@ StateSpec: TypeAlias = dict[str, ArraySpec]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples with their labels and identities; an id seen again is the same sample."""
+    """Samples with their targets and identities; an id seen again is the same sample."""
 
     x: AnyArray
-    y: IntArray
+    y: AnyArray
+    """Labels, (n,) int64; or numbers to predict, (n,) or (n, width) float64."""
     ids: IntArray
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedkeep.core.errors import DataError
 from fedkeep.core.seeds import child_seed, uniform_keys
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, IntArray
 from fedkeep.data.cache import Progress
 
@@ -109,8 +110,8 @@ class Federation:
     name: str
     x: AnyArray
     """(N, *sample_shape) float32."""
-    y: IntArray
-    """(N,), labels 0..labels-1."""
+    y: AnyArray
+    """Labels 0..labels-1, (N,) int64; or numbers to predict, (N,) or (N, width) float64."""
     train: Ownership
     test: Ownership
     label_names: tuple[str, ...]
@@ -120,6 +121,8 @@ class Federation:
     """None: devices have numbers only."""
     rounds_per_pass: int = 500
     """In how many rounds a device's stream usually brings each of its samples once."""
+    targets: NumberTargets | None = None
+    """What targets look like that are numbers; `label_names` are then its intervals' names."""
 
     def __post_init__(self) -> None:
         if len(self.train) != len(self.test):
@@ -173,8 +176,16 @@ class Federation:
 
     @cached_property
     def label_counts(self) -> IntArray:
-        """Training samples per device and label, (C, labels)."""
-        return self.train.counts(self.y, self.labels)
+        """Training samples per device and label, or interval, (C, labels)."""
+        return self.train.counts(self.strata, self.labels)
+
+    @cached_property
+    def strata(self) -> IntArray:
+        """The label of each sample; of a number to predict, the interval that it lies in.
+
+        (N,), below `labels`.
+        """
+        return self.y if self.targets is None else self.targets.assign(self.y)
 
 
 def hold_out(members: Ownership, fraction: float, seed: int) -> tuple[Ownership, Ownership]:

@@ -5,12 +5,13 @@ what came before, so devices made late, resumed runs and any cutting into batche
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.seeds import child_seed, generator, uniform_keys
-from fedkeep.core.types import Batch, FloatArray, IntArray
+from fedkeep.core.types import Batch, BoolArray, FloatArray, IntArray
 from fedkeep.data.federation import Federation
 from fedkeep.encoding import EncodingName, SampleCodec
 
@@ -40,6 +41,12 @@ class StreamOptions:
     """Passes that one cycle of the drift takes."""
     label_noise: float = 0.0
     """Share of training samples with a wrong label; a sample's label stays wrong on every pass."""
+    labelled: float = 1.0
+    """Share of training samples whose label is ever known; the others stay without one on every
+    pass."""
+    label_delay: int | Literal["pass"] = 0
+    """Rounds between a sample and its label; `pass`: all labels of a pass come at its end, as when
+    a machine fails."""
     outliers: float = 0.0
     """Share of training samples whose features are drowned in noise."""
     outlier_scale: float = 10.0
@@ -51,7 +58,9 @@ class StreamOptions:
     not deflate."""
 
     def __post_init__(self) -> None:
-        check_range(self, "drift", "label_noise", "outliers", least=0, most=1)
+        check_range(self, "drift", "label_noise", "outliers", "labelled", least=0, most=1)
+        if self.label_delay != "pass":
+            check_range(self, "label_delay", least=0)
         check_range(self, "rounds_per_pass", "drift_passes", least=1)
         check_range(self, "burst", "outlier_scale", least=0)
         if self.burst and not self.shuffle:
@@ -121,6 +130,31 @@ class Stream:
             device, self.position(device, first_round), self.position(device, last_round)
         )
 
+    @property
+    def late(self) -> bool:
+        """Whether some labels come after their samples, or never."""
+        return bool(self._options.labelled < 1 or self._options.label_delay)
+
+    @property
+    def delayed(self) -> bool:
+        """Whether labels come after their samples."""
+        return self._options.label_delay != 0
+
+    def labelled(self, ids: IntArray) -> BoolArray:
+        """Tell which samples get a label at all."""
+        return uniform_keys(child_seed(self._seed, "labelled"), ids) < self._options.labelled
+
+    def labels_due(self, device: int, round_: int) -> Batch:
+        """Give the samples that came before and whose labels come in this round, in order."""
+        delay, size = self._options.label_delay, int(self._data.train.sizes[device])
+        if delay == "pass":
+            passes = [self.position(device, r) // size for r in (round_, round_ + 1)]
+            start, stop = (size * count for count in passes)
+        else:
+            start, stop = (self.position(device, max(0, r - delay)) for r in (round_, round_ + 1))
+        came = self.between(device, start, stop)
+        return came.take(self.labelled(came.ids))
+
     def between(self, device: int, start: int, stop: int) -> Batch:
         """Arrivals number `start` up to, not including, `stop` of the device's stream."""
         owned = self._data.train.of(device)
@@ -164,7 +198,7 @@ class Stream:
         if not self._options.drift:
             return order
         time = (np.arange(len(order)) + 0.5) / len(order)
-        shift = self._phase[self._data.y[owned[order]]]
+        shift = self._phase[self._data.strata[owned[order]]]
         keys = (1 - self._options.drift) * time + self._options.drift * shift
         return order[np.argsort(keys, kind="stable")]
 
@@ -181,7 +215,7 @@ class Stream:
                 # In stretches of geometric length. Two of one label may follow each other, so few
                 # labels last longer.
                 rng = generator(self._seed, "burst", device, number)
-                labels = self._data.y[owned[order]]
+                labels = self._data.strata[owned[order]]
                 grouped = np.argsort(labels, kind="stable")
                 begins = rng.random(len(labels)) < 1 / max(
                     1.0, self._options.burst * self.rates[device]

@@ -1,11 +1,13 @@
-"""Dense ReLU networks with softmax cross-entropy, in numpy, for installations without torch.
+"""Dense ReLU networks in numpy, for installations without torch.
 
-Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`. The
+Softmax regression is the network without a hidden layer, `DenseLearner((features, classes))`, and
+linear regression `DenseLearner((features, 1), loss=NumberLoss())`. The
 flat order is torch's: weight (out, in), then bias, layer by layer. In the arithmetic a leading axis
 of C runs through everything: C models over C batches at once, and C = 1 for a single one.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
 from math import prod
@@ -15,7 +17,7 @@ import numpy as np
 
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import TrainingJob
-from fedkeep.core.types import AnyArray, Batch, IntArray, LocalTraining, Vector
+from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
 from fedkeep.learn.backends import (
     FrozenModel,
     LayerFactors,
@@ -25,6 +27,7 @@ from fedkeep.learn.backends import (
     padded,
     require_layers,
 )
+from fedkeep.learn.losses import CROSS_ENTROPY, Loss
 
 Layers: TypeAlias = Sequence[tuple[AnyArray, AnyArray]]
 """Weight (C, out, in) and bias (C, out) of each layer."""
@@ -36,7 +39,8 @@ _CACHED_NUMBERS = 1 << 17
 class DenseLearner:
     """A dense network of given layer widths, inputs first.
 
-    `last_layers` restricts the valued parameters.
+    `last_layers` restricts the valued parameters; the loss is the cross-entropy unless another is
+    given, and then the outputs are no class scores.
 
     >>> learner = DenseLearner((2, 3))  # softmax regression
     >>> model = np.zeros(learner.size, dtype=np.float32)
@@ -50,11 +54,13 @@ class DenseLearner:
     True
     """
 
-    def __init__(self, widths: Sequence[int], last_layers: int | None = None) -> None:
+    def __init__(
+        self, widths: Sequence[int], last_layers: int | None = None, loss: Loss = CROSS_ENTROPY
+    ) -> None:
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ConfigError(f"widths must be two or more positive numbers, got {tuple(widths)}")
-        self.widths = tuple(widths)
+        self.widths, self.loss = tuple(widths), loss
         self._first = depth - require_layers(last_layers, depth)
         shapes = [
             shape
@@ -94,9 +100,13 @@ class DenseLearner:
             return [self.measure_many([m], [b])[0] for m, b in zip(models, batches, strict=True)]
         shared = all(model is models[0] for model in models)
         layers = paired(self.layout.views(models[0][None] if shared else np.stack(models)))
-        y = padded([batch.y for batch in batches])
+        y = padded([self.loss.targets(batch.y, self.widths[-1]) for batch in batches])
         trace = DenseTrace(
-            lambda: forward(layers, padded([batch.x for batch in batches])), y, layers, self._first
+            lambda: forward(layers, padded([batch.x for batch in batches])),
+            y,
+            layers,
+            self._first,
+            self.loss,
         )
         return [TracedMeasurements(trace, len(batch), c) for c, batch in enumerate(batches)]
 
@@ -111,12 +121,12 @@ class DenseLearner:
         aligned = local.batch_size is None and self._stackable([job.batch for job in jobs])
         together = max(1, _CACHED_NUMBERS // self.size) if aligned else 1
         trained: list[Vector] = []
+        jobs = with_targets(jobs, self.loss, self.widths[-1])
         for start in range(0, len(jobs), together):
             group = jobs[start : start + together]
             models = np.repeat(np.asarray(model, dtype=np.float32)[None], len(group), axis=0)
-            into_room = partial(
-                gradients, [np.empty_like(parameter) for parameter in self.layout.views(models)]
-            )
+            room = [np.empty_like(parameter) for parameter in self.layout.views(models)]
+            into_room = partial(gradients, self.loss, room)
             with np.errstate(over="ignore", invalid="ignore"):
                 local_sgd(
                     self.layout, self.gradient_size, np.asarray, models, group, local, into_room
@@ -125,7 +135,7 @@ class DenseLearner:
         return trained
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        """Compute class scores, (n, classes)."""
+        """Compute class scores, (n, classes), or what stands for the numbers to predict."""
         return np.asarray(forward(paired(self.layout.views(model[None])), x[None])[1][0])
 
     def _stackable(self, batches: Sequence[Batch]) -> bool:
@@ -139,22 +149,24 @@ class DenseTrace:
     """One forward and one backward pass of C models over C batches, made when first asked for.
 
     `run` gives the input of each layer, (C, n, in), and the logits, (C, n, Y). Without `layers` it
-    stands for the last layer of any network: softmax regression over its inputs.
+    stands for the last layer of any network: a regression over its inputs.
     """
 
     def __init__(
         self,
         run: Callable[[], tuple[list[AnyArray], AnyArray]],
-        y: IntArray,
+        y: AnyArray,
         layers: Layers = (),
         first: int = 0,
+        loss: Loss = CROSS_ENTROPY,
     ) -> None:
         self._run, self._y, self._layers, self._first = cache(run), y, layers, first
+        self._loss = loss
 
     @cached_property
     def losses(self) -> AnyArray:
         """Compute the loss of each sample."""
-        return cross_entropy(self._run()[1], self._y)
+        return self._loss.losses(self._run()[1], self._y)
 
     @cached_property
     def activations(self) -> AnyArray:
@@ -164,7 +176,7 @@ class DenseTrace:
     @cached_property
     def head(self) -> LayerFactors:
         """Factors of the last layer."""
-        return LayerFactors(self.activations, output_error(self._run()[1], self._y))
+        return LayerFactors(self.activations, self._loss.errors(self._run()[1], self._y))
 
     @cached_property
     def valued(self) -> list[LayerFactors]:
@@ -172,6 +184,16 @@ class DenseTrace:
         inputs, _ = self._run()
         errors = backward(self._layers, inputs, self.head.e, self._first)
         return [LayerFactors(a, e) for a, e in zip(inputs[self._first :], errors, strict=True)]
+
+
+def with_targets(jobs: Sequence[TrainingJob], loss: Loss, outputs: int) -> Sequence[TrainingJob]:
+    """Give jobs whose targets are as a loss takes them."""
+    if loss is CROSS_ENTROPY:
+        return jobs
+    batches = [
+        Batch(own.x, loss.targets(own.y, outputs), own.ids) for own in (job.batch for job in jobs)
+    ]
+    return [replace(job, batch=batch) for job, batch in zip(jobs, batches, strict=True)]
 
 
 def paired(parameters: Sequence[AnyArray]) -> Layers:
@@ -203,10 +225,11 @@ def backward(
 
 
 def gradients(
+    loss: Loss,
     out: Sequence[AnyArray],
     parameters: Sequence[AnyArray],
     x: AnyArray,
-    y: IntArray,
+    y: AnyArray,
     share: AnyArray,
 ) -> Sequence[AnyArray]:
     """Compute the gradients by each parameter, (C, *shape), of C models' weighted losses.
@@ -216,31 +239,8 @@ def gradients(
     """
     layers = paired(parameters)
     inputs, logits = forward(layers, x)
-    errors = backward(layers, inputs, output_error(logits, y) * share[..., None])
+    errors = backward(layers, inputs, loss.errors(logits, y) * share[..., None])
     for (weight, bias), a, e in zip(paired(out), inputs, errors, strict=True):
         np.matmul(e.mT, a, out=weight)
         np.add.reduce(e, axis=1, out=bias)
     return out
-
-
-def cross_entropy(logits: AnyArray, y: IntArray) -> AnyArray:
-    """Compute the loss of each sample, -log softmax(z)_y."""
-    z = _class_rows(logits)
-    losses = np.log(np.add.reduce(np.exp(z), axis=0)) - z[y.reshape(-1), np.arange(y.size)]
-    return np.asarray(losses.reshape(y.shape))
-
-
-def output_error(logits: AnyArray, y: IntArray) -> AnyArray:
-    """Compute the gradient of each sample's loss by its logits, softmax(z) - onehot(y)."""
-    z = _class_rows(logits)
-    np.exp(z, out=z)
-    z /= np.add.reduce(z, axis=0)
-    z -= np.arange(len(z))[:, None] == y.reshape(-1)
-    return np.ascontiguousarray(z.T).reshape(logits.shape)
-
-
-def _class_rows(logits: AnyArray) -> AnyArray:
-    """Each sample's logits less their maximum, a row per class: numpy is slow along short rows."""
-    z = np.array(logits.reshape(-1, logits.shape[-1]).T, order="C")
-    z -= np.maximum.reduce(z, axis=0)
-    return z

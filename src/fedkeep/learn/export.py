@@ -4,11 +4,13 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, DataError, optional_import
+from fedkeep.learn.losses import CROSS_ENTROPY, CrossEntropy, NumberLoss
 from fedkeep.learn.models import made_module
 from fedkeep.learn.onnx_learner import INPUTS, LAYOUT_KEY, OUTPUTS, PICKLE_STARTS, OnnxLearner
 
@@ -24,12 +26,17 @@ TOLERANCE = 1e-5
 
 
 def export(
-    factory: Callable[[], nn.Module], shape: Sequence[int] | None, weights: Path | None, out: Path
+    factory: Callable[[], nn.Module],
+    shape: Sequence[int] | None,
+    weights: Path | None,
+    out: Path,
+    loss: CrossEntropy | NumberLoss = CROSS_ENTROPY,
 ) -> float:
     """Write an ONNX file with values, activations and logits.
 
     Its difference from torch is returned; it is 1e-5 at most.
 
+    The file says with which loss its values are; a device that runs it needs no word of it.
     Without a shape, the samples are those that the module's first layer takes, if that says it.
     """
     module = made_module(factory, "the model").float().eval()
@@ -49,7 +56,7 @@ def export(
         raise ConfigError(
             "only a model whose last layer is a torch.nn.Linear with a bias can be exported"
         )
-    valued = _Valued(module, next(reversed(layers))).eval()
+    valued = _Valued(module, next(reversed(layers)), loss).eval()
     _try(module, head, shape)
     _write(valued, head, shape, out)
     difference = _difference(valued, head, shape, out)
@@ -84,9 +91,11 @@ def load_weights(module: nn.Module, path: Path) -> None:
 class _Valued(nn.Module):
     """Projections of the last layer's gradients on (weight, bias), and its input and output."""
 
-    def __init__(self, whole: nn.Module, head: str) -> None:
+    def __init__(
+        self, whole: nn.Module, head: str, loss: CrossEntropy | NumberLoss = CROSS_ENTROPY
+    ) -> None:
         super().__init__()
-        self.whole, self._head = whole, head
+        self.whole, self._head, self.loss = whole, head, loss
 
     def forward(
         self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor
@@ -103,6 +112,11 @@ class _Valued(nn.Module):
                 f"the last layer '{self._head}' must be used once, on one row per sample"
             )
         response = nn.functional.linear(seen[0], weight, bias)
+        if isinstance(self.loss, NumberLoss):
+            error = logits - y
+            if self.loss.name == "huber":
+                error = torch.clamp(error, -self.loss.delta, self.loss.delta)
+            return (error * response).mean(1, keepdim=True), seen[0], logits
         projections = (torch.softmax(logits, 1) * response).sum(1, keepdim=True) - response.gather(
             1, y
         )
@@ -136,10 +150,14 @@ def _try(module: nn.Module, head: nn.Linear, shape: Sequence[int]) -> None:
         )
 
 
-def _example(head: nn.Linear, shape: Sequence[int], n: int) -> tuple[Tensor, ...]:
-    """Make samples, labels and a direction."""
+def _example(
+    head: nn.Linear, shape: Sequence[int], n: int, loss: CrossEntropy | NumberLoss = CROSS_ENTROPY
+) -> tuple[Tensor, ...]:
+    """Make samples, targets and a direction."""
     random = torch.Generator().manual_seed(n)
     labels = torch.randint(0, head.out_features, (n, 1), generator=random)
+    if isinstance(loss, NumberLoss):
+        labels = 2 * torch.randn(n, head.out_features, generator=random)
     weight = torch.randn(head.weight.shape, generator=random) / head.in_features**0.5
     x = torch.randn(n, *shape, generator=random)
     return x, labels, weight, torch.randn(head.out_features, generator=random)
@@ -155,7 +173,7 @@ def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            valued, _example(head, shape, 2), out,
+            valued, _example(head, shape, 2, valued.loss), out,
             input_names=list(INPUTS), output_names=list(OUTPUTS), dynamo=True,
             dynamic_shapes={"x": samples, "y": samples, "weight": None, "bias": None},
             external_data=False,
@@ -169,6 +187,8 @@ def _write(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Path) ->
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
     layout = {"names": list(shapes), "shapes": list(shapes.values()), "sample": list(shape)}
+    if isinstance(valued.loss, NumberLoss):
+        layout["loss"] = asdict(valued.loss)
     model.metadata_props.add(key=LAYOUT_KEY, value=json.dumps(layout))
     onnx.save(model, out)
 
@@ -179,11 +199,11 @@ def _difference(valued: _Valued, head: nn.Linear, shape: Sequence[int], out: Pat
     probe = learner.probe(learner.initial(0))
     worst = 0.0
     for n in (1, 3, 64):
-        example = _example(head, shape, n)
+        example = _example(head, shape, n, valued.loss)
         with torch.no_grad():
             expected = [part.numpy() for part in valued(*example)]
         x, y, weight, bias = (part.numpy() for part in example)
-        ours = probe.run(x, y[:, 0], np.concatenate([weight.ravel(), bias]))
+        ours = probe.run(x, y, np.concatenate([weight.ravel(), bias]))
         worst = max(
             worst, *(float(np.abs(a - b).max()) for a, b in zip(ours, expected, strict=True))
         )

@@ -13,15 +13,21 @@ import numpy as np
 from fedkeep.core.errors import ConfigError, optional_import, where
 from fedkeep.core.protocols import FleetLearner
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray
 from fedkeep.learn.dense_learner import DenseLearner
 from fedkeep.learn.fedboost import FedBoost
+from fedkeep.learn.losses import CROSS_ENTROPY, CrossEntropy, NumberLoss, loss_of
 from fedkeep.loading import load_object
 
 if TYPE_CHECKING:
     from torch import nn
 
-DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
-"""Models that need no torch, with the widths of their hidden layers by default."""
+DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "linear": (), "mlp": (100,)}
+"""Models that need no torch, with the widths of their hidden layers by default.
+
+`linear` is `softmax` by the name that fits numbers to predict.
+"""
 FEDBOOST = "fedboost"
 """The weights of a mixture of fixed predictors."""
 TORCH = {
@@ -58,12 +64,18 @@ def session_model(model: "nn.Module | Callable[..., nn.Module]", name: str) -> s
 
 
 def learner_for(
-    name: str, sample_shape: tuple[int, ...], classes: int, /, **options: Any
+    name: str,
+    sample_shape: tuple[int, ...],
+    classes: int,
+    /,
+    targets: NumberTargets | None = None,
+    **options: Any,
 ) -> FleetLearner:
     """Make the learner of a model by name for samples of this shape, in numpy where it can.
 
-    The option `last_layers` restricts the valued parameters. A user's factory takes just the
-    others: it knows its shapes.
+    The option `last_layers` restricts the valued parameters, and `loss`, `delta`, `centre`,
+    `scale` describe the loss. A user's factory takes just the others: it knows its shapes. Where
+    targets are numbers, the model has an output for each of them instead of for each class.
 
     >>> learner_for("softmax", (5, 4), 3).size
     63
@@ -71,9 +83,19 @@ def learner_for(
     27
     """
     last_layers = options.pop("last_layers", None)
+    loss = loss_of(options, targets)
+    outputs = classes if targets is None else targets.width
     if name in DENSE:
-        return DenseLearner((prod(sample_shape), *_hidden(name, options), classes), last_layers)
+        if isinstance(loss, str):
+            raise ConfigError(
+                f"model '{name}' is in numpy, and a loss of your own goes with a torch model: "
+                "name one as 'package.module:factory'"
+            )
+        widths = (prod(sample_shape), *_hidden(name, options), outputs)
+        return DenseLearner(widths, last_layers, loss)
     if name == FEDBOOST:
+        if loss is not CROSS_ENTROPY:
+            raise ConfigError(f"model '{name}' mixes predictors of classes: leave out the loss")
         if last_layers is not None:
             raise ConfigError(f"model '{name}' has no layers: leave out last_layers")
         try:
@@ -83,16 +105,20 @@ def learner_for(
                 f"model '{name}' takes predictors, sampled, sampling: {error}"
             ) from error
     if name in TORCH:
-        options = {"classes": classes, **options}
+        options = {"classes": outputs, **options}
     make = torch_factory(name)
     try:
         signature(make).bind(**options)
     except TypeError as error:
         raise ConfigError(f"model '{name}' takes {signature(make)}: {error}") from error
+    from fedkeep.learn.objective import Objective
     from fedkeep.learn.torch_learner import TorchLearner
 
+    objective = Objective(_torch_loss(loss), width=outputs)
     learner = TorchLearner(
-        partial(made_module, partial(make, **options), f"model '{name}'"), last_layers
+        partial(made_module, partial(make, **options), f"model '{name}'"),
+        last_layers,
+        objective=objective,
     )
     try:  # so that a wrong shape is reported before anything runs
         logits = learner.logits(learner.initial(0), np.zeros((2, *sample_shape), dtype=np.float32))
@@ -106,11 +132,50 @@ def learner_for(
         raise ConfigError(
             f"model '{name}' must give a row of outputs a sample, it gave shape {shape} for 2"
         )
-    if shape[1] < classes:
+    if targets is None and shape[1] < classes and not isinstance(loss, str):
         raise ConfigError(
             f"model '{name}' has {shape[1]} outputs, and the data has {classes} labels"
         )
+    if targets is not None and shape[1] != outputs:
+        raise ConfigError(
+            f"model '{name}' has {shape[1]} outputs, and a sample's target is {outputs} "
+            f"number{'s' if outputs > 1 else ''}"
+        )
+    _try_loss(learner, loss, logits, targets)
     return learner
+
+
+def _torch_loss(loss: CrossEntropy | NumberLoss | str) -> Any:
+    """Give what an `Objective` takes for a loss."""
+    if isinstance(loss, str):
+        found = load_object(loss)
+        if not callable(found):
+            raise ConfigError(f"loss '{loss}' is no function of outputs and targets")
+        return found
+    return None if loss is CROSS_ENTROPY else loss
+
+
+def _try_loss(
+    learner: Any,
+    loss: CrossEntropy | NumberLoss | str,
+    outputs: AnyArray,
+    targets: NumberTargets | None,
+) -> None:
+    """Try a user's loss on two samples, so that a mistake is reported before anything runs."""
+    if not isinstance(loss, str):
+        return
+    y: AnyArray = np.zeros(2, dtype=np.int64)
+    if targets is not None:
+        y = targets.settled(np.zeros((2, targets.width)))
+    try:
+        found = learner.loss.losses(outputs, y)
+    except Exception as error:
+        raise ConfigError(f"loss '{loss}' takes no such outputs: {where(error)}") from error
+    if found.shape != (2,):
+        raise ConfigError(
+            f"loss '{loss}' must give one number a sample: with reduction='none', and no mean "
+            "over the batch"
+        )
 
 
 def torch_factory(name: str) -> "Callable[..., nn.Module]":

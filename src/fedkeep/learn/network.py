@@ -24,16 +24,6 @@ from fedkeep.learn.objective import Objective, as_tensor
 
 CHUNK = 256
 """Samples per pass: enough to be efficient, few enough for their activations to stay in cache."""
-_MINUS_ONE = torch.tensor(-1.0)
-
-
-def output_error(logits: Tensor, y: Tensor) -> Tensor:
-    """Compute the gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y).
-
-    Classes are axis 1.
-    """
-    index = y[:, None]
-    return torch.softmax(logits, dim=1).scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
 
 
 class Network:
@@ -69,7 +59,7 @@ class Network:
         self.device = self.parameters[0].device
         whole = len(named) == len(list(module.parameters()))
         self.plain = self.objective.stacked and self.device.type == "cpu"
-        """Whether closed forms may hold, which know the cross-entropy and nothing else."""
+        """Whether closed forms may hold, which know a few losses and nothing else."""
         self.chain = chain_of(module) if self.plain and whole else None
         self.module = replaced(module, tiling, FastPool).eval().requires_grad_(False)
         self.lock = RLock()

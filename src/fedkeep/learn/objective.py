@@ -18,12 +18,14 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import ConfigError, where
 from fedkeep.core.types import AnyArray, Batch
+from fedkeep.learn.losses import CROSS_ENTROPY, CrossEntropy, NumberLoss
 from fedkeep.learn.samples import SamplePool, join
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 """From the outputs of n samples and their targets to n losses."""
 cross_entropy = partial(F.cross_entropy, reduction="none")
 """The loss of each sample, (n,), from logits and labels; autograd and vmap can go through it."""
+_MINUS_ONE = torch.tensor(-1.0)
 
 
 def as_tensor(array: AnyArray) -> Tensor:
@@ -36,43 +38,106 @@ def as_tensor(array: AnyArray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def closed_losses(loss: CrossEntropy | NumberLoss, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the loss of each sample, of outputs whose axis 1 are classes or numbers."""
+    if isinstance(loss, CrossEntropy):
+        return cross_entropy(outputs, y)
+    targets = y.movedim(-1, 1)
+    if loss.name == "squared":
+        return F.mse_loss(outputs, targets, reduction="none").mean(1) / 2
+    return F.huber_loss(outputs, targets, reduction="none", delta=loss.delta).mean(1)
+
+
+def closed_error(loss: CrossEntropy | NumberLoss, outputs: Tensor, y: Tensor) -> Tensor:
+    """Compute the gradient of each sample's loss by its outputs; axis 1 as in `closed_losses`."""
+    if isinstance(loss, CrossEntropy):
+        return output_error(outputs, y)
+    residuals = outputs - y.movedim(-1, 1)
+    if loss.name == "huber":
+        residuals.clamp_(-loss.delta, loss.delta)
+    return residuals.div_(outputs.shape[1])
+
+
+def output_error(logits: Tensor, y: Tensor) -> Tensor:
+    """Compute the gradient of each sample's cross-entropy by its logits, softmax(z) - onehot(y).
+
+    Classes are axis 1.
+    """
+    index = y[:, None]
+    return torch.softmax(logits, dim=1).scatter_add_(1, index, _MINUS_ONE.expand(index.shape))
+
+
 class Objective:
     """The loss of each sample of a batch under a module.
 
     Parameters
     ----------
     loss
-        From outputs and targets of n samples to n losses; None is the cross-entropy.
+        From outputs and targets of n samples to n losses; or one of closed form; None is the
+        cross-entropy.
     output
         From what the module returns to what the loss takes; None: as it is.
     pool
         Where the samples are that a batch names by number; None: the batch holds them itself.
     collate
         From a list of samples to the module's input, for samples of different form; None: stacked.
+    width
+        How many numbers a sample's target is, where the loss is of closed form for numbers.
     """
 
     def __init__(
         self,
-        loss: Loss | None = None,
+        loss: Loss | NumberLoss | None = None,
         output: Callable[[Any], Any] | None = None,
         pool: SamplePool | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        width: int = 1,
     ) -> None:
         if isinstance(loss, nn.Module) and getattr(loss, "reduction", "none") != "none":
             raise ConfigError(
                 f"this {type(loss).__name__} makes one number of a batch: make it with "
                 "reduction='none', and take the mean in your loop"
             )
-        self._loss: Loss = loss or cross_entropy
-        self._output, self._collate = output, collate
-        self._own_loss = loss is not None
+        self.closed = loss if isinstance(loss, NumberLoss) else CROSS_ENTROPY
+        """The loss whose gradient by the outputs is known, unless `stacked` says otherwise."""
+        self._own_loss = loss is not None and not isinstance(loss, NumberLoss)
+        self._loss: Loss = partial(closed_losses, self.closed)
+        if loss is not None and not isinstance(loss, NumberLoss):
+            self._loss = loss
+        self._output, self._collate, self._width = output, collate, width
         self.pool = pool
 
     @property
     def stacked(self) -> bool:
-        """Whether it is the cross-entropy of a module called with one array: closed forms hold."""
+        """Whether the loss is of closed form, and the module called with one array."""
         plain = not (self._own_loss or self._output or self._collate)
         return plain and (self.pool is None or self.pool.single)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """Give the batch with targets as the loss takes them."""
+        if self._own_loss or self.closed is CROSS_ENTROPY:
+            return batch
+        return Batch(batch.x, self.closed.targets(batch.y, self._width), batch.ids)
+
+    def of_arrays(self, outputs: AnyArray, y: AnyArray) -> AnyArray:
+        """Compute the loss of each sample, (n,), from outputs and targets that are arrays."""
+        targets = y if self._own_loss else self.closed.targets(y, self._width)
+        with torch.no_grad():
+            found = self._loss(as_tensor(outputs), as_tensor(targets))
+        if not isinstance(found, Tensor) or found.dim() == 0:
+            return np.asarray(found)
+        found = found.flatten(1).mean(1) if found.dim() > 1 else found
+        return found.double().numpy()
+
+    def predictions(self, outputs: AnyArray) -> AnyArray:
+        """Give what outputs predict: by a loss of one's own as its `predictions` says, if any."""
+        if isinstance(self.closed, NumberLoss):
+            return self.closed.predictions(outputs)
+        own = getattr(self._loss, "predictions", None)
+        if own is None:
+            return outputs
+        with torch.no_grad():
+            return np.asarray(own(as_tensor(outputs)), dtype=np.float64)
 
     def dense(self, batch: Batch) -> Batch:
         """Put samples in place of their numbers, where a batch of them is one array."""
@@ -107,6 +172,15 @@ class Objective:
         args, named = arguments(module, x)
         given = module(*args, **named)
         return given if self._output is None else self._output(given)
+
+    def outputs_of(self, module: nn.Module, numbers: AnyArray) -> Tensor:
+        """Compute the outputs for samples of the pool, by their numbers, (n, outputs)."""
+        ids = numbers[:, 0]
+        batch = self.dense(Batch(numbers, np.zeros(len(ids), dtype=np.int64), ids))
+        x, _ = self.read(batch, next(module.parameters()).device)
+        with torch.no_grad():
+            found: Tensor = self.outputs(module, x)
+        return found.cpu()
 
     def check(self, module: nn.Module, x: Any, y: Any) -> int:
         """Find out whether module and loss take two samples, and the number of scores of each.

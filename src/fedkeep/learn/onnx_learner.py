@@ -1,8 +1,8 @@
 """The last layer without torch: ONNX Runtime gives activations and logits, numpy the rest.
 
-With error e = softmax(z) - onehot(y) and activation h, a sample's gradient by the last layer is
-e (h, 1)^T, so its projection on a direction (G, b) is e . (G h + b): inference and two small
-products.
+With error e (softmax(z) - onehot(y) for labels) and activation h, a sample's gradient by the last
+layer is e (h, 1)^T, so its projection on a direction (G, b) is e . (G h + b): inference and two
+small products.
 
 New parameters are put into the file's own bytes, without the onnx library. An ONNX file is a
 protobuf message: ModelProto.graph (field 7) holds GraphProto.initializer (field 5), each a
@@ -24,6 +24,7 @@ from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Scores, Vector
 from fedkeep.learn.backends import Layout, TracedMeasurements
 from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
+from fedkeep.learn.losses import CROSS_ENTROPY, CrossEntropy, Loss, NumberLoss
 
 LAYOUT_KEY = "fedkeep.layout"
 INPUTS = ("x", "y", "weight", "bias")
@@ -57,7 +58,8 @@ class OnnxMeasurements(TracedMeasurements):
             self._batch.x, self._batch.y, self._probe.nowhere
         )
         _, activations, logits = self._seen
-        return DenseTrace(lambda: ([activations[None]], logits[None]), self._batch.y[None])
+        y, loss = self._batch.y[None], self._probe.loss
+        return DenseTrace(lambda: ([activations[None]], logits[None]), y, loss=loss)
 
     def projections(self, direction: Vector) -> Scores:
         """Project each sample's gradient on a direction."""
@@ -70,14 +72,19 @@ class OnnxMeasurements(TracedMeasurements):
 class OnnxGradientProbe:
     """A frozen model in an ONNX Runtime session."""
 
-    def __init__(self, data: bytes, shape: tuple[int, ...], head: Layout) -> None:
-        self._session, self._shape = session(data), shape
+    def __init__(
+        self, data: bytes, shape: tuple[int, ...], head: Layout, loss: Loss = CROSS_ENTROPY
+    ) -> None:
+        self._session, self._shape, self.loss = session(data), shape, loss
+        self._outputs = head.shapes[-1][0]
         self.head = head  # the layout of the last layer, which alone is valued
         self.nowhere = np.zeros(head.size, dtype=np.float32)
         self._last: tuple[Vector, AnyArray, AnyArray] | None = None
 
     def measure(self, batch: Batch) -> OnnxMeasurements:
         """Measure a batch under the model."""
+        if self.loss is not CROSS_ENTROPY:
+            batch = Batch(batch.x, self.loss.targets(batch.y, self._outputs), batch.ids)
         return OnnxMeasurements(self, batch)
 
     def run(self, x: AnyArray, y: AnyArray, direction: Vector) -> list[AnyArray]:
@@ -88,7 +95,8 @@ class OnnxGradientProbe:
             self._last = last = (direction, weight, bias)
         if x.dtype is not _FLOAT32 or x.shape[1:] != self._shape:
             x = np.ascontiguousarray(x, dtype=np.float32).reshape(-1, *self._shape)
-        feed = {"x": x, "y": y[:, None], "weight": last[1], "bias": last[2]}
+        targets = y if y.ndim > 1 else y[:, None]
+        feed = {"x": x, "y": targets, "weight": last[1], "bias": last[2]}
         return list(self._session.run(OUTPUTS, feed))
 
 
@@ -133,7 +141,10 @@ class OnnxLearner:
                 )
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
-        self._head = DenseLearner((inputs, outputs))
+        told = described.get("loss")
+        self.loss: CrossEntropy | NumberLoss = CROSS_ENTROPY if told is None else NumberLoss(**told)
+        """The file's own, as it was exported with."""
+        self._head = DenseLearner((inputs, outputs), loss=self.loss)
         self.tail, self.gradient_shapes = self._head.tail, self._head.gradient_shapes
         self.size, self.gradient_size = self.layout.size, self._head.size
         self._loaded: tuple[Vector, OnnxGradientProbe] | None = None
@@ -155,20 +166,22 @@ class OnnxLearner:
         if self._loaded is None or self._loaded[0] is not model:
             self._loaded = (
                 model,
-                OnnxGradientProbe(self.file_of(model), self._shape, self._head.layout),
+                OnnxGradientProbe(self.file_of(model), self._shape, self._head.layout, self.loss),
             )
         return self._loaded[1]
 
     def train(self, model: Vector, job: TrainingJob, local: LocalTraining) -> Vector:
-        """Softmax regression on the activations, which do not change while the body does not."""
+        """Regression on the activations, which do not change while the body does not."""
         body = self.size - self._head.size
         activations = self.probe(model).measure(job.batch).activations()
         seen = replace(job, batch=Batch(activations, job.batch.y, job.batch.ids))
         return np.concatenate([model[:body], self._head.train(model[body:], seen, local)])
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        """Compute class scores, (n, classes)."""
+        """Compute the file's outputs, (n, outputs)."""
         probe, nobody = self.probe(model), np.zeros(len(x), dtype=np.int64)
+        if self.loss is not CROSS_ENTROPY:
+            nobody = np.zeros((len(x), self.layout.shapes[-1][0]), dtype=np.float32)
         parts = [slice(start, start + _CHUNK) for start in range(0, len(x), _CHUNK)]
         found = [probe.run(x[part], nobody[part], probe.nowhere)[2] for part in parts]
         return np.concatenate([np.empty((0, self.layout.shapes[-1][0]), dtype=np.float32), *found])

@@ -7,6 +7,7 @@ out rather than measured wrongly.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -26,8 +27,8 @@ from fedkeep.learn.backends import (
     local_sgd,
 )
 from fedkeep.learn.batched_layers import Linear, Pass, is_bilinear
-from fedkeep.learn.network import CHUNK, Network, output_error
-from fedkeep.learn.objective import Objective, as_tensor
+from fedkeep.learn.network import CHUNK, Network
+from fedkeep.learn.objective import Objective, as_tensor, closed_error
 from fedkeep.learn.torch_measurements import AutogradMeasurements, ChainTrace, TorchMeasurements
 
 MeasurementsClass: TypeAlias = type[TorchMeasurements] | type[AutogradMeasurements]
@@ -94,6 +95,7 @@ class TorchLearner:
         network = self._network
         if network.objective.pool is not None:
             batches = [network.objective.dense(batch) for batch in batches]
+        batches = [network.objective.prepared(batch) for batch in batches]
         small = [
             c
             for c, batch in enumerate(batches)
@@ -135,17 +137,20 @@ class TorchLearner:
     ) -> list[Vector]:
         """Train each job from the same model, in one call where that is faster."""
         network = self._network
-        if not network.plain:
+        objective = network.objective
+        if objective.pool is not None and not network.plain:
             raise FedkeepError("a model with a loss of its own is trained by its user's loop")
+        jobs = [replace(job, batch=objective.prepared(job.batch)) for job in jobs]
         most = max((len(job.batch) for job in jobs), default=0)
         if network.chain is not None and 0 < most <= _STACKED_SAMPLES and local.batch_size is None:
             models = as_tensor(model).repeat(len(jobs), 1)
             self._descend(models, jobs, local, self._chained)
             return list(models.numpy())
         trained = []
+        way = self._differentiated if objective.stacked else self._by_own_loss
         for job in jobs:
             with network.loaded(model, frozen=False), network.training(job.seed):
-                self._descend(network.flat[None], [job], local, self._differentiated)
+                self._descend(network.flat[None], [job], local, way)
                 trained.append(network.flat.numpy().copy())
         return trained
 
@@ -154,34 +159,81 @@ class TorchLearner:
     ) -> Sequence[Tensor]:
         """Gradients of chains of layers, by matrix products; padding has no share."""
         passed = Pass(self._network.chain or [], parameters, x)
-        return passed.gradients(output_error(passed.logits, y).mul_(share[:, None]))
+        error = closed_error(self._network.objective.closed, passed.logits, y)
+        return passed.gradients(error.mul_(share[:, None]))
 
     def _differentiated(
         self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> Sequence[Tensor]:
         """Gradients of the one loaded model by autograd, as many samples as stay in the cache."""
-        network = self._network
-        total: Sequence[Tensor] = ()
-        for part, labels, own in zip(
-            *(torch.split(rows[0], CHUNK) for rows in (x, y, share)), strict=True
-        ):
+        network, closed = self._network, self._network.objective.closed
+
+        def weighted(part: Tensor, targets: Tensor, own: Tensor) -> Tensor:
             logits = network.module(part)
-            error = output_error(logits.detach(), labels).mul_(own[:, None])
+            error = closed_error(closed, logits.detach(), targets).mul_(own[:, None])
+            return torch.sum(logits * error)
+
+        return self._summed(weighted, x, y, share)
+
+    def _by_own_loss(
+        self, _: Sequence[Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> Sequence[Tensor]:
+        """Gradients of the one loaded model by autograd, through a loss of the user's."""
+        network = self._network
+
+        def weighted(part: Tensor, targets: Tensor, own: Tensor) -> Tensor:
+            losses = network.objective.losses(network.module, part, targets)
+            return torch.sum(losses * own)
+
+        return self._summed(weighted, x, y, share)
+
+    def _summed(
+        self, weighted: Callable[[Tensor, Tensor, Tensor], Tensor], *columns: Tensor
+    ) -> Sequence[Tensor]:
+        """Add up the gradients of a weighted loss, over as many samples as stay in the cache."""
+        total: Sequence[Tensor] = ()
+        for rows in zip(*(torch.split(column[0], CHUNK) for column in columns), strict=True):
             found = torch.autograd.grad(
-                (logits * error).sum(), network.parameters, materialize_grads=True
+                weighted(*rows), self._network.parameters, materialize_grads=True
             )
             total = (
                 [one + other for one, other in zip(total, found, strict=True)] if total else found
             )
         return total
 
+    @property
+    def loss(self) -> "TorchLoss":
+        """The loss of outputs that are arrays."""
+        return TorchLoss(self._network.objective)
+
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
-        """Compute class scores, (n, classes)."""
-        network = self._network
+        """Compute the module's outputs, (n, outputs)."""
+        network, objective = self._network, self._network.objective
         with network.loaded(model, frozen=False):
+            if objective.pool is not None:  # samples are numbers of what lies there
+                return objective.outputs_of(network.module, x).numpy()
             return torch.cat(
                 [network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
             ).numpy()
+
+
+@dataclass(frozen=True)
+class TorchLoss:
+    """What an evaluation asks of a loss that is computed in torch."""
+
+    objective: Objective
+
+    def targets(self, y: AnyArray, outputs: int) -> AnyArray:  # noqa: ARG002 - `losses` does it
+        """Take targets as they are."""
+        return y
+
+    def predictions(self, outputs: AnyArray) -> AnyArray:
+        """Give what outputs predict, in the targets' own units."""
+        return self.objective.predictions(outputs)
+
+    def losses(self, outputs: AnyArray, y: AnyArray) -> AnyArray:
+        """Compute the loss of each sample, (n,)."""
+        return self.objective.of_arrays(outputs, y)
 
 
 def ways_to_measure(
@@ -200,7 +252,7 @@ def ways_to_measure(
     x = np.stack(
         [np.roll(batch.x[0].ravel(), shift).reshape(batch.x[0].shape) for shift in (0, 1, 5)]
     )
-    three = Batch(x, np.repeat(batch.y[:1], 3), np.arange(3))
+    three = Batch(x, np.repeat(batch.y[:1], 3, axis=0), np.arange(3))
     alone = [AutogradMeasurements(network, model, three.take(slice(i, i + 1))) for i in range(3)]
     together = AutogradMeasurements(network, model, three).losses()
     if not np.allclose(

@@ -21,8 +21,8 @@ from fedkeep.core.slices import of_kind
 from fedkeep.core.types import AnyArray, Batch, Scores, Vector
 from fedkeep.learn.backends import BatchMeasurements, FactoredMeasurements, LayerFactors, padded
 from fedkeep.learn.batched_layers import Pass
-from fedkeep.learn.network import Network, output_error
-from fedkeep.learn.objective import as_tensor, cross_entropy
+from fedkeep.learn.network import Network
+from fedkeep.learn.objective import as_tensor, closed_error, closed_losses
 
 _BLOCK = 1 << 20
 """Numbers of per-sample gradients held at a time."""
@@ -118,7 +118,8 @@ class TorchMeasurements(FactoredMeasurements):
     def losses(self) -> Scores:
         """Compute the loss of each sample."""
         self._last(1)
-        return cross_entropy(self._logits, as_tensor(self._batch.y)).double().numpy()
+        y = as_tensor(self._batch.y)
+        return closed_losses(self._network.objective.closed, self._logits, y).double().numpy()
 
     def activations(self) -> AnyArray:
         """Give the inputs of the last layer, (n, d)."""
@@ -143,7 +144,8 @@ class TorchMeasurements(FactoredMeasurements):
             if any(len(of_layer) != 1 for of_layer in calls):
                 raise RuntimeError("a valued layer was not called exactly once")
             self._logits = graph.detach()
-            error = output_error(self._logits, as_tensor(self._batch.y))
+            closed = network.objective.closed
+            error = closed_error(closed, self._logits, as_tensor(self._batch.y))
             inputs, outputs = zip(*(of_layer[0] for of_layer in calls), strict=True)
             errors = [error] if outputs[-1] is graph else []
             if below := outputs[: len(outputs) - len(errors)]:
@@ -177,7 +179,8 @@ class ChainTrace:
     @cached_property
     def losses(self) -> AnyArray:
         """Compute the loss of each sample."""
-        found: AnyArray = cross_entropy(self._passed.logits, self._y).numpy()
+        closed = self._network.objective.closed
+        found: AnyArray = closed_losses(closed, self._passed.logits, self._y).numpy()
         return found
 
     @cached_property
@@ -206,7 +209,7 @@ class ChainTrace:
 
     @cached_property
     def _error(self) -> Tensor:
-        return output_error(self._passed.logits, self._y)
+        return closed_error(self._network.objective.closed, self._passed.logits, self._y)
 
 
 class AutogradMeasurements(BatchMeasurements):

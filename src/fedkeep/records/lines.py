@@ -41,6 +41,8 @@ class Header(_Line, frozen=True, kw_only=True, tag="header"):
     """The values of a sweep besides method and seed, e.g. "storage.capacity=5"."""
     image: tuple[int, int] | None = None
     """Height and width of the thumbnails, where samples are grey images."""
+    measure: str = "accuracy"
+    """What stands where accuracy is meant in all lines: "r2" where targets are numbers."""
 
 
 class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
@@ -48,8 +50,12 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
 
     round: int
     accuracy: float | None
-    """Pooled over all devices' test samples."""
+    """Pooled over all devices' test samples; R2 where the header's `measure` says so."""
     loss: float | None
+    rmse: float | None = None
+    """Root of the mean squared error in the targets' units, where targets are numbers."""
+    mae: float | None = None
+    """Mean absolute error in the targets' units, where targets are numbers."""
     device_accuracy: tuple[float | None, ...] = ()
     """One per device, for fleets of at most `LISTED` devices."""
     device_accuracy_quantiles: tuple[float | None, ...] = ()
@@ -143,11 +149,14 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: int
     label: int
+    """Its label, or the interval of its target."""
     score: float | None
     age: int
     """Samples that have arrived at the device since this one."""
     uses: int = 0
     """Participations that have trained on it."""
+    target: float | None = None
+    """The number to predict, where targets are numbers."""
     thumbnail: str | None = None
     """Base64 of the rows of an 8-bit grey image of the header's `image` size."""
 

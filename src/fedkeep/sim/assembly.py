@@ -15,12 +15,13 @@ from fedkeep.core.gradients import Estimate
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
-from fedkeep.core.regions import LabelRegions, Regions
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
 from fedkeep.data import Federation, Ownership, Progress, Stream, Task
+from fedkeep.learn.losses import LOSS_KEYS
 from fedkeep.learn.models import learner_for
 from fedkeep.loading import load_object
 from fedkeep.sim.baselines import Baseline, baseline_for
@@ -43,6 +44,11 @@ class SimulationContext:
     capacities: IntArray
     """B, (C,): how many samples each device can keep."""
 
+    def stored_slots(self, number: DeviceId) -> int:
+        """Give the slots of a device's store, beside those in which samples wait for labels."""
+        capacity = int(self.capacities[number])
+        return capacity - self.experiment.waiting.slots(capacity)
+
     def device(self, number: DeviceId, direction: Vector | None = None) -> Device:
         """Make a device as it is before it hears of a plan: with the first model."""
         experiment, profile, known = (
@@ -56,6 +62,7 @@ class SimulationContext:
             capacity=int(self.capacities[number]),
             sample_shape=self.data.sample_shape,
             labels=self.data.labels,
+            targets=self.data.targets,
             regions=self.regions,
             meter=VelocityMeter(self.regions.count, profile.window)
             if profile.measured
@@ -127,8 +134,7 @@ def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly
     mechanisms = DeviceMechanisms(experiment)
     if not experiment.profile.measured:
         profiles = {
-            d: Profile(int(context.capacities[d]), context.velocities[d])
-            for d in range(data.devices)
+            d: Profile(context.stored_slots(d), context.velocities[d]) for d in range(data.devices)
         }
         coordinate(experiment, server, mechanisms.release_profiles(profiles))
     oracle = Oracle(learner, data, experiment.estimator.exact_samples, experiment.seed)
@@ -215,10 +221,15 @@ def build_learner(experiment: Experiment, data: Federation) -> FleetLearner:
     """Build the task's model, the one the experiment names, or a user-defined learner."""
     overrides = dict(experiment.model)
     name = overrides.pop("name", data.model.name)
-    options = {**data.model.options, **overrides} if name == data.model.name else overrides
+    given = dict(data.model.options)
+    if ":" in str(overrides.get("loss", "")):  # it has its numbers in its function
+        given = {key: value for key, value in given.items() if key not in LOSS_KEYS}
+    if name != data.model.name:  # the loss is the data's, whatever the model
+        given = {key: value for key, value in given.items() if key in LOSS_KEYS}
+    options = given | overrides
     own = load_object(name) if ":" in name else None
     if not isinstance(own, type) or not hasattr(own, "train_many"):
-        return learner_for(name, data.sample_shape, data.labels, **options)
+        return learner_for(name, data.sample_shape, data.labels, data.targets, **options)
     try:
         learner: FleetLearner = own(data.sample_shape, data.labels, **options)
     except TypeError as error:
@@ -241,7 +252,9 @@ def divide(
         return LabelRegions(1), data.train.sizes[:, None]
     own: Any = experiment.regions
     if isinstance(own, RegionOptions):
-        return LabelRegions(data.labels), data.label_counts
+        targets = data.targets
+        divided = LabelRegions(data.labels) if targets is None else TargetRegions(targets)
+        return divided, data.label_counts
     regions: Regions = own.agree(data, probe, experiment.seed) if hasattr(own, "agree") else own
     batches = [data.train_batch(d) for d in range(data.devices)]
     rows = [

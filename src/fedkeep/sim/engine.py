@@ -12,10 +12,10 @@ from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.state import restore_parts, snapshot_parts
+from fedkeep.core.targets import residuals
 from fedkeep.core.types import (
     AnyArray,
     Batch,
-    BoolArray,
     DeviceId,
     FloatArray,
     Report,
@@ -23,7 +23,13 @@ from fedkeep.core.types import (
     Vector,
 )
 from fedkeep.data import Federation
-from fedkeep.learn.evaluation import judge
+from fedkeep.learn.evaluation import (
+    NumberScores,
+    judge,
+    number_scores,
+    predict,
+    r_squared,
+)
 from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import assemble, coordinate
 from fedkeep.sim.fleet import SimulatedFleet
@@ -35,7 +41,11 @@ TALLIED = ("samples_valued", "bytes_up", "bytes_down", "samples_trained")
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """Accuracy and loss over all devices' test samples, and accuracy on each device's own."""
+    """Accuracy and loss over all devices' test samples, and accuracy on each device's own.
+
+    Where targets are numbers, R2 takes the place of accuracy: of all test samples, and for each
+    device and interval 1 - its MSE / the variance of all test targets, at least -1.
+    """
 
     accuracy: float
     loss: float
@@ -47,6 +57,8 @@ class ModelScores:
     """The mean accuracy of the worst tenth of the devices, one at least."""
     rare_recall: float
     """The mean recall of the rarest quarter of the labels in training, one at least."""
+    numbers: NumberScores | None = None
+    """RMSE, MAE and R2, where targets are numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +101,7 @@ class Simulator:
         self.experiment = experiment
         self.parts = assemble(experiment, data)
         self.server = self.parts.server
+        _reject_for_numbers(experiment, self.parts.data)
         self._threads = ThreadLimit(self.parts.learner.size)
         self.tally: Counter[str] = Counter()
         """What the run has cost so far, by the names in `TALLIED`."""
@@ -211,24 +224,57 @@ class Simulator:
                 self.server.receive(device, report)
 
 
+def _reject_for_numbers(experiment: Experiment, data: Federation) -> None:
+    """Reject options that are about labels, where targets are numbers.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is set.
+    """
+    if data.targets is None:
+        return
+    set_ = {
+        "record.prequential": experiment.record.prequential,
+        "stream.label_noise": experiment.stream.label_noise,
+        "stream.label_delay": experiment.stream.label_delay,
+        "stream.labelled": experiment.stream.labelled < 1,
+        "waiting.share": experiment.waiting.share,
+    }
+    for key in (key for key, value in set_.items() if value):
+        raise ConfigError(f"'{key}' is about labels, and the targets are numbers: leave it out")
+
+
 def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:
     """Evaluate a model on the test samples; one that has diverged is simply bad."""
     test = data.pooled_test
-    losses, right = judge(learner, model, test.x, test.y)
-    per_device = _shares(right, data.test.owners, data.devices)
-    per_label = _shares(right, test.y, data.labels)
+    numbers = None
+    if data.targets is None:
+        losses, right = judge(learner, model, test.x, test.y)
+        per_device = _shares(right, data.test.owners, data.devices)
+        per_label = _shares(right, test.y, data.labels)
+    else:
+        losses, predicted = predict(learner, model, test.x, test.y)
+        numbers = number_scores(predicted, test.y)
+        squared = (residuals(predicted, test.y) ** 2).reshape(len(test), -1).mean(axis=1)
+        of_groups = ((data.test.owners, data.devices), (data.targets.assign(test.y), data.labels))
+        per_device, per_label = (
+            np.array([r_squared(own, test.y) for own in _shares(squared, groups, count).tolist()])
+            for groups, count in of_groups
+        )
     return ModelScores(
-        float(right.mean()),
+        float(right.mean()) if numbers is None else numbers.r2,
         float(losses.mean()),
         per_device,
         per_label,
         _mean_of_first(np.sort(per_device), 1 / 10),
         _mean_of_first(per_label[np.argsort(data.label_counts.sum(axis=0), kind="stable")], 1 / 4),
+        numbers,
     )
 
 
-def _shares(right: BoolArray, groups: AnyArray, count: int) -> FloatArray:
-    """Return the share of right answers in each group, NaN for an empty one."""
+def _shares(right: AnyArray, groups: AnyArray, count: int) -> FloatArray:
+    """Return the share of right answers, or any mean, in each group, NaN for an empty one."""
     counts = np.bincount(groups, minlength=count)
     sums = np.bincount(groups, weights=right, minlength=count)
     return np.asarray(np.divide(sums, counts, out=np.full(count, np.nan), where=counts > 0))

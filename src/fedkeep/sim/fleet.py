@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.gist.codec import Encoding
 from fedkeep.core.gradient_exchange import GradientExchange
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner, Learner, Outcome, PerSampleGradients, TrainingJob
@@ -64,6 +66,8 @@ class SimulatedFleet:
 
     def catch_up(self, devices: Sequence[DeviceId], until: int) -> int:
         """Let the devices see what arrived before round `until`; gives the number of samples."""
+        if self.stream.late:
+            return sum(self._catch_up_late(d, until) for d in devices)
         woken = {d: self.device(d) for d in devices}
         batches = {d: self.stream.arrivals(d, self._seen[d], until) for d in devices}
         models = {d: cast("Vector", woken[d].model) for d, batch in batches.items() if len(batch)}
@@ -76,6 +80,40 @@ class SimulatedFleet:
             for watch in self.watchers:
                 watch(d, batch, outcome)
         return sum(map(len, batches.values()))
+
+    def _catch_up_late(self, number: DeviceId, until: int) -> int:
+        """Let a device see a stream of which labels come later, or never; round by round.
+
+        The order of samples and labels decides which of them meet, so that nothing is taken
+        together that came apart.
+        """
+        device, stream, arrived = self.device(number), self.stream, 0
+        for round_ in range(self._seen[number], until):
+            batch = stream.arrivals(number, round_, round_ + 1)
+            arrived += len(batch)
+            self._arrive(number, device, batch, round_)
+            due = stream.labels_due(number, round_)
+            if len(due) and stream.delayed:
+                device.label(due.ids, due.y, float(round_))
+        self._seen[number] = max(until, self._seen[number])
+        return arrived
+
+    def _arrive(self, number: DeviceId, device: Device, batch: Batch, round_: int) -> None:
+        """Let samples arrive of one round: with their labels, or to wait for them."""
+        known = np.zeros(len(batch), dtype=bool)
+        if not self.stream.delayed:
+            known = self.stream.labelled(batch.ids)
+        starts = [0, *(np.flatnonzero(np.diff(known)) + 1).tolist(), len(batch)]
+        for start, stop in pairwise(starts):
+            part = batch.take(slice(start, stop))
+            if not len(part):
+                continue
+            if known[start]:
+                outcome = device.ingest(part, float(round_), device.measure(part))
+                for watch in self.watchers:
+                    watch(number, part, outcome)
+            elif device.waiting is not None:
+                device.wait(part.x, part.ids, float(round_))
 
     def take_part(
         self, orders: Mapping[DeviceId, TrainOrder], corrections: Mapping[DeviceId, Vector]
@@ -301,6 +339,8 @@ class DeviceMechanisms:
         if options.protects("estimator") and options.unit == "sample":
             experiment.exchange.check_sample_privacy()
         self._options, self._seed = options, experiment.seed
+        gist = experiment.gist
+        self._encoding: Encoding = gist.encoding if gist.kept else "float32"
         self._guards: dict[DeviceId, DPMechanism] = {}
 
     def release(
@@ -345,7 +385,9 @@ class DeviceMechanisms:
     def _guard(self, device: DeviceId, round_: int) -> DPMechanism:
         """Give the device's mechanism; its noise depends on seed, device and round alone."""
         if device not in self._guards:
-            self._guards[device] = DPMechanism(self._options, PrivacyLedger(), lambda _: None)
+            self._guards[device] = DPMechanism(
+                self._options, PrivacyLedger(), lambda _: None, encoding=self._encoding
+            )
         self._guards[device].normal = generator(
             self._seed, "privacy", device, round_
         ).standard_normal

@@ -16,8 +16,8 @@ from fedkeep.core.errors import DataError
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.greedy import LabelLimits
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
-from fedkeep.core.regions import LabelRegions
-from fedkeep.core.types import Batch, DeviceId
+from fedkeep.core.regions import LabelRegions, TargetRegions
+from fedkeep.core.types import Batch, DeviceId, IntArray
 from fedkeep.data import Federation
 from fedkeep.files import atomic_write
 from fedkeep.records import Recorder, lines, read_run
@@ -141,6 +141,7 @@ def _header(cell: RunSpec, data: Federation) -> lines.Header:
         rounds=experiment.train.rounds,
         setting=cell.setting,
         image=image_size(data.sample_shape),
+        measure="accuracy" if data.targets is None else "r2",
     )
 
 
@@ -153,7 +154,7 @@ class Observer:
             simulator.parts.fleet if isinstance(simulator.parts.fleet, SimulatedFleet) else None
         )
         regions = simulator.parts.regions
-        self._clusters = 0 if isinstance(regions, LabelRegions) else regions.count
+        self._clusters = 0 if isinstance(regions, LabelRegions | TargetRegions) else regions.count
         """How many clusters the plan divides; 0 where it divides labels, or nothing."""
         pictures = image_size(self._data.sample_shape) is not None
         self._greys = (float(self._data.x.min()), float(self._data.x.max())) if pictures else None
@@ -218,7 +219,10 @@ class Observer:
         stores = self._stores()
         if self._fleet is not None:
             listed, count = [d for d in stores if d < LISTED], self._clusters or self._data.labels
-            divided = [stores[d].regions if self._clusters else stores[d].batch.y for d in listed]
+            divided = [
+                stores[d].regions if self._clusters else self._labels(stores[d].batch)
+                for d in listed
+            ]
             filled = tuple(tuple(np.bincount(own, minlength=count).tolist()) for own in divided)
             yield lines.HoldingsLine(round=round_, devices=tuple(listed), filled=filled)
             yield from (
@@ -241,11 +245,16 @@ class Observer:
     ) -> lines.Evaluation:
         accuracy, pairs = evaluated.device_accuracy, _pairs(stores)
         right, tested = (sum(record.tested[i] for record in self._rounds) for i in (0, 1))
-        labels = {label for stored in stores.values() for label in stored.batch.y.tolist()}
+        labels = {
+            label for stored in stores.values() for label in self._labels(stored.batch).tolist()
+        }
+        numbers = evaluated.numbers
         return lines.Evaluation(
             round=round_,
             accuracy=evaluated.accuracy,
             loss=evaluated.loss,
+            rmse=None if numbers is None else numbers.rmse,
+            mae=None if numbers is None else numbers.mae,
             device_accuracy=tuple(accuracy.tolist()) if self._data.devices <= LISTED else (),
             device_accuracy_quantiles=tuple(
                 np.nanquantile(accuracy, [0, 0.25, 0.5, 0.75, 1]).tolist()
@@ -262,7 +271,8 @@ class Observer:
 
     def _device(self, round_: int, device: DeviceId, stored: Stored) -> lines.DeviceLine:
         now = self._simulator.parts.stream.position(device, round_)
-        columns = (stored.batch.ids, stored.batch.y, stored.scores, stored.arrivals, stored.uses)
+        labels = self._labels(stored.batch)
+        columns = (stored.batch.ids, labels, stored.scores, stored.arrivals, stored.uses)
         thumbnails: list[str | None] = [None] * len(stored.batch)
         if self._greys is not None:  # on the scale of all the data
             low, high = self._greys
@@ -270,12 +280,20 @@ class Observer:
                 np.uint8
             )
             thumbnails = [base64.b64encode(picture.tobytes()).decode() for picture in grey]
-        rows = zip(*(column.tolist() for column in columns), thumbnails, strict=True)
+        shown = self._data.targets is not None and stored.batch.y.ndim == 1
+        targets = stored.batch.y.tolist() if shown else [None] * len(stored.batch)
+        rows = zip(*(column.tolist() for column in columns), targets, thumbnails, strict=True)
         slots = tuple(
             lines.Slot(
-                id=id_, label=label, score=score, age=now - arrival, uses=uses, thumbnail=thumbnail
+                id=id_,
+                label=label,
+                score=score,
+                age=now - arrival,
+                uses=uses,
+                target=target,
+                thumbnail=thumbnail,
             )
-            for id_, label, score, arrival, uses, thumbnail in rows
+            for id_, label, score, arrival, uses, target, thumbnail in rows
         )
         capacity, changes = (
             int(self._simulator.parts.capacities[device]),
@@ -289,8 +307,9 @@ class Observer:
         self._fates.update(outcome.results.tolist())
         if device not in self._changes:
             return
+        labels = self._labels(batch)
         for i in np.flatnonzero(outcome.results != OfferResult.REFUSED)[-_CHANGES:].tolist():
-            id_, label, score = int(batch.ids[i]), int(batch.y[i]), float(outcome.scores[i])
+            id_, label, score = int(batch.ids[i]), int(labels[i]), float(outcome.scores[i])
             fate, displaced = (
                 OfferResult(int(outcome.results[i])).name.lower(),
                 int(outcome.evicted[i]),
@@ -299,6 +318,11 @@ class Observer:
             self._changes[device].append(
                 lines.Change(id=id_, label=label, score=score, fate=fate, displaced=gone)
             )
+
+    def _labels(self, batch: Batch) -> IntArray:
+        """Give the labels of samples, or the intervals of their targets."""
+        targets = self._data.targets
+        return batch.y if targets is None else targets.assign(batch.y)
 
     def _stores(self) -> dict[DeviceId, Stored]:
         devices = self._fleet.devices if self._fleet is not None else {}

@@ -6,34 +6,14 @@ import os
 import select
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any, Literal
-
-import msgspec
+from dataclasses import dataclass, field
+from typing import IO, Literal
 
 from fedkeep.agent.arrivals import IngestQueue, Source
+from fedkeep.agent.record_fields import FieldNames, Record
 from fedkeep.core.errors import ConfigError, DataError
 
 _POLL_MS, _CHUNK_BYTES = 200, 1 << 16
-
-
-class Line(msgspec.Struct):
-    """One record: numbers, label and, if it has one, its id as it came."""
-
-    x: list[Any]
-    y: Any
-    id: Any = None
-
-
-_decoder = msgspec.json.Decoder(Line)
-
-
-def parse_json(line: bytes) -> Line | None:
-    """Return the record of one JSON line; None if it is none, however deep, long or broken."""
-    try:
-        return _decoder.decode(line)
-    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 @dataclass
@@ -43,8 +23,9 @@ class LinesSource(Source):
     A file or pipe has no way back: it waits while the agent cannot keep up, and whoever writes into
     a pipe is held back.
 
-    A JSON line is `{"x": [...], "y": 3, "id": "any name"}`; a CSV has a header with the columns `y`
-    and `id`.
+    A JSON line is `{"x": [...], "y": 3, "id": "any name", "time": "2026-03-01T12:00:00Z"}`, or has
+    these under other names; a CSV has a header with the columns `y` and `id`. A sample whose label
+    comes later has no `y`, or an empty one; its label comes with the `id` and without numbers.
     """
 
     path: str = "-"
@@ -55,10 +36,15 @@ class LinesSource(Source):
     label: str = "y"
     """The CSV column that holds the label; `id` is the optional column of names, all others are
     features in order."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Where JSON that is not ours has `x`, `y`, `id` and `time`: `{ x = "payload.values" }`."""
+
+    def __post_init__(self) -> None:
+        self._names = FieldNames(self.fields)
 
     def open(self) -> None:
         """Open a pipe without waiting for its writer, who may come later, or never."""
-        self._parse: Callable[[bytes], Line | None] | None = None
+        self._parse: Callable[[bytes], Record | None] | None = None
         """How a line is read, once a line has shown it."""
         # Not sys.stdin: a thread waiting in it would bring the interpreter down with an error when
         # the agent stops.
@@ -96,7 +82,7 @@ class LinesSource(Source):
             record = None if self._parse is None else self._parse(text)
             if record is None:
                 intake.refuse("malformed", self.name, line)
-            elif not self.deliver(intake, record.x, record.y, record.id):
+            elif not self.deliver_record(intake, record):
                 return
         if line and self._parse is None:
             raise DataError(f"no line is JSON or a CSV header with the column '{self.label}'")
@@ -114,7 +100,7 @@ class LinesSource(Source):
 
         What is longer is no sample and is skipped without being held in memory.
         """
-        limit = 4096 + 32 * intake.sample_bytes
+        limit = intake.form.longest_json
         pending, skips = b"", False
         for chunk in self._chunks(intake):
             *whole, pending = (pending + chunk).split(b"\n")
@@ -173,14 +159,14 @@ class LinesSource(Source):
         """
         is_csv = self.path.endswith(".csv") if self.format is None else self.format == "csv"
         if self.format == "json" or (not is_csv and line.lstrip().startswith(b"{")):
-            self._parse = parse_json
+            self._parse = self._names.parse_json
             return False
         header = [column.strip() for column in _row(line)]
         if self.label in header:
             label, name = header.index(self.label), header.index("id") if "id" in header else None
             features = [i for i in range(len(header)) if i not in (label, name)]
 
-            def parse(text: bytes) -> Line | None:
+            def parse(text: bytes) -> Record | None:
                 return self._parse_csv(features, label, name, text)
 
             self._parse = parse
@@ -193,11 +179,14 @@ class LinesSource(Source):
 
     def _parse_csv(
         self, features: list[int], label: int, name: int | None, line: bytes
-    ) -> Line | None:
+    ) -> Record | None:
         row = _row(line)
         try:
-            x = [float(row[i]) for i in features]
-            return Line(x, float(row[label]), None if name is None else _csv_id(row[name]))
+            filled = any(row[i].strip() for i in features)
+            x = [float(row[i]) for i in features] if filled else None
+            y = float(row[label]) if row[label].strip() else None
+            found = None if name is None else _csv_id(row[name])
+            return None if x is None and None in (y, found) else Record(x, y, found)
         except (ValueError, IndexError):
             return None
 

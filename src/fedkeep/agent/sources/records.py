@@ -21,6 +21,7 @@ import numpy as np
 
 from fedkeep.agent.arrivals import IngestQueue, Overload, Source
 from fedkeep.agent.connections import Listener
+from fedkeep.agent.record_fields import FieldNames
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.protocol.addresses import require_loopback
@@ -31,15 +32,7 @@ _RECORD_SECONDS = 30.0
 _POLL_MS = 200
 
 
-class Record(msgspec.Struct):
-    """One record: numbers, label and, if it has one, its id as it came."""
-
-    x: bytes | list[Any]
-    y: Any
-    id: Any = None
-
-
-_decoder = msgspec.msgpack.Decoder(Record)
+_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 @dataclass
@@ -47,6 +40,7 @@ class RecordsSource(Source):
     """Records on a TCP or Unix socket.
 
     Each is a 4-byte big-endian length and a msgpack map `{"x": bytes or list, "y": 3, "id": ...}`.
+    A sample whose label comes later has no `y`; its label comes with the `id` and without `x`.
     """
 
     address: str = "tcp://127.0.0.1:9107"
@@ -60,12 +54,15 @@ class RecordsSource(Source):
     """A file with a token that every sender's first frame must be."""
     insecure: bool = False
     """Whether anybody who reaches a TCP address beyond this machine may send, without a token."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Where maps that are not ours have `x`, `y`, `id` and `time`: `{ x = "payload.values" }`."""
     overload: Overload = field(default="sample", kw_only=True)
     """When the agent cannot keep up: `wait` holds senders back, `sample` values an even sample,
     `drop` drops what comes meanwhile."""
 
     def __post_init__(self) -> None:
         check_range(self, "connections", least=1)
+        self._names = FieldNames(self.fields)
         parts = urlsplit(self.address)
         if parts.scheme not in ("tcp", "unix") or (parts.scheme == "tcp" and not parts.port):
             raise ValueError(f"address must be tcp://host:port or unix:///path, got {self.address}")
@@ -121,18 +118,17 @@ class RecordsSource(Source):
             for number, payload in enumerate(records):
                 acknowledge = partial(exchange.answer, number)
                 try:
-                    record = _decoder.decode(payload)
-                    x = (
-                        np.frombuffer(record.x, self._dtype)
-                        if isinstance(record.x, bytes)
-                        else record.x
-                    )
+                    record = self._names.take(_decoder.decode(payload))
+                    if record is None:
+                        raise ValueError("neither a sample nor the label of another record")
+                    if isinstance(record.x, bytes) and intake.form.payload_bytes is None:
+                        record.x = np.frombuffer(record.x, self._dtype)
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
                     intake.refuse("malformed", self.name, payload)
                     acknowledge("refused.malformed")
                     continue
                 self._listener.touch(connection)
-                if not self.deliver(intake, x, record.y, record.id, acknowledge):
+                if not self.deliver_record(intake, record, acknowledge):
                     return
         except RejectedError as refusal:
             # Of a wrong token nothing is shown: it may be another's.
@@ -157,7 +153,7 @@ class _Exchange:
 
         What can be sent to it is sent meanwhile.
         """
-        limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
+        limit, poll = intake.form.longest_packed, select.poll()
         begun: float | None = None
         while not intake.stopped:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))

@@ -90,14 +90,16 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     if encoding == "float32":
         none = np.empty(0, dtype=np.float32)
         return {"packed": vector.astype(np.float32, copy=False), "scales": none}
-    blocks = np.abs(np.append(vector, np.zeros(-len(vector) % BLOCK))).reshape(-1, BLOCK)
-    largest = _LARGEST[encoding]
-    scales = (blocks.max(axis=1) / largest).astype(np.float32)
-    steps = np.repeat(scales.astype(np.float64), BLOCK)[: len(vector)]
-    scaled = np.divide(vector, steps, out=np.zeros(len(vector)), where=steps > 0)
+    largest, size = _LARGEST[encoding], len(vector)
+    blocks = np.zeros((scale_count(size, encoding), BLOCK))
+    scaled = blocks.reshape(-1)[:size]
+    scaled[:] = vector
+    scales = (np.abs(blocks).max(axis=1, initial=0.0) / largest).astype(np.float32)
+    blocks /= np.where(scales > 0, scales, np.inf).astype(np.float64)[:, None]
     if encoding != "float16":
-        dither = np.random.default_rng(seed).random(len(vector))
-        scaled = np.clip(np.floor(scaled + dither), -largest, largest)
+        scaled += np.random.default_rng(seed).random(size)
+        np.floor(scaled, out=scaled)
+        np.clip(scaled, -largest, largest, out=scaled)
     if encoding == "int4":
         halves = np.append(scaled, np.zeros(len(scaled) % 2)).astype(np.int8) + 8
         return {"packed": (halves[::2] | halves[1::2] << 4).astype(np.uint8), "scales": scales}

@@ -155,8 +155,10 @@ class Correction:
     layout : GradientLayout, optional
         The layout of terms and gist; None: they are as long as the gradient that they are of.
     known : tuple of KnownGradient
-        Gradients along which the correction may lie: the step that the
-        model has made, w_old - w_new, and the store's gradient a(w_old).
+        Gradients along which the correction may lie: the store's gradient a(w_old) and, in the
+        shared mode, the step that the model has made, w_old - w_new.
+    made : Vector, optional
+        The vector that the sketches are of, where it has been made already.
     """
 
     variance_term: Vector | None
@@ -168,6 +170,7 @@ class Correction:
     noise_model: NoiseModel | None
     layout: GradientLayout | None = None
     known: tuple[KnownGradient, ...] = ()
+    made: Vector | None = None
 
     @cached_property
     def vector(self) -> Vector | None:
@@ -181,6 +184,8 @@ class Correction:
             terms = terms + self.drift_term
         if terms is None or self.layout is None:
             return terms
+        if self.made is not None:
+            return self.made
         return self.layout.reconstruct_near(terms, self.known)
 
     @cached_property
@@ -222,7 +227,11 @@ class Correction:
         """
         share = 1.0 if phi >= 1 else (1.0 - phi**steps) / (steps * (1.0 - phi))
         term = None if self.variance_term is None else self.variance_term * np.float32(share)
-        return replace(self, variance_term=term, beta=self.beta * share)
+        made = None
+        if self.layout is not None and self.drift_term is None and self.vector is not None:
+            # A multiple of a sketch gives that multiple of the vector.
+            made = self.vector * np.float32(share)
+        return replace(self, variance_term=term, beta=self.beta * share, made=made)
 
 
 def norm(vector: Vector) -> float:
@@ -243,6 +252,8 @@ def _inner(left: Vector, right: Vector) -> float:
     What variances leave of it is too small for float32 alone.
     """
     whole = len(left) - len(left) % _INNER_BLOCK
+    if not whole:
+        return float(left @ right)
     blocks = np.vecdot(
         left[:whole].reshape(-1, _INNER_BLOCK), right[:whole].reshape(-1, _INNER_BLOCK)
     )

@@ -106,7 +106,7 @@ class Gist:
         arrivals: GradientAccumulator,
         shares: FloatArray,
         fleet: Vector | None,
-        step: Vector | None,
+        models: tuple[Vector, Vector] | None,
     ) -> Correction:
         """Compute what to add to each local step.
 
@@ -120,8 +120,8 @@ class Gist:
             p, the regions' long-run shares of the stream, (Y,).
         fleet : Vector or None
             G, the gist of the fleet; None in the local mode.
-        step : Vector or None
-            w_old - w_new by all parameters; None where the model has not moved.
+        models : tuple of two Vector or None
+            w_old and w_new, by all parameters; None where the model has not moved.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class Gist:
             device's.
         """
         options, past = self.options, self.vector()
-        noise = UNMOVED if step is None else stored.noise_covariance
+        noise = UNMOVED if models is None else stored.noise_covariance
         nothing = Correction(None, None, 0.0, noise.rho, 0.0, None, None)
         if past is None and not arrivals.count:
             return nothing
@@ -170,7 +170,7 @@ class Gist:
             norm(stored.means[1]),
             new_store + variance_term,
             carried,
-            *self._reconstruction(stored.means[0], old_store, step),
+            *self._reconstruction(stored.means[0], old_store, None if fleet is None else models),
         )
         # A huge sample: better no correction than one that ends the model.
         return correction if np.isfinite(correction.relative_norm) else nothing
@@ -258,14 +258,19 @@ class Gist:
         return measurements.sketched_gradient(self.layout, scaled)
 
     def _reconstruction(
-        self, old_store: Vector, numbers: Vector, step: Vector | None
+        self, old_store: Vector, numbers: Vector, models: tuple[Vector, Vector] | None
     ) -> tuple[GradientLayout | None, tuple[KnownGradient, ...]]:
-        """Say in which layout the correction is, and along which gradients it may lie."""
+        """Say in which layout the correction is, and along which gradients it may lie.
+
+        What the fleet's gist adds lies along the step that the model has made, w_old - w_new; the
+        rest does not, and takes some noise by it.
+        """
         if self.layout.whole:
             return None, ()
-        covered = old_store[len(old_store) - self.layout.parameters :]
-        known = [KnownGradient(covered, numbers)]
-        if step is not None:
-            covered = step[len(step) - self.layout.parameters :]
+        size = self.layout.parameters
+        known = [KnownGradient(old_store[len(old_store) - size :], numbers)]
+        if models is not None:
+            old, new = (model[len(model) - size :] for model in models)
+            covered = old - new
             known.append(KnownGradient(covered, self.layout.of_gradient(covered)))
         return self.layout, tuple(known)

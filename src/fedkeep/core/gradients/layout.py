@@ -26,16 +26,19 @@ from math import prod, sqrt
 import numpy as np
 
 from fedkeep.core.seeds import generator
-from fedkeep.core.types import Vector
+from fedkeep.core.types import AnyArray, Vector
 
 AUTO_RANK = 16
 """The rank of `gist.rank = "auto"`: the smallest that kept what a whole gist gains on every task
 of the choice (docs/gist.md)."""
 _SEED = 20_170_311
 """Of the random signs: all devices of all fleets share it, so that sketches can be added."""
-_CACHED_MATRICES = 64
-_LEAST_SINGULAR_VALUE = 1e-5
-"""Over the largest: what is below is the rounding of a matrix of lower rank."""
+_CACHED_MATRICES = 512
+"""Two for each sketched weight, shared by all layouts of a process."""
+_RIDGE = 1e-12
+"""Over the sum of the squared singular values: smaller ones are the rounding of a lower rank."""
+_COLLINEAR = 1e-5
+"""The same for gradients that are known whole, whose products are made in float32."""
 
 
 class Block(ABC):
@@ -158,15 +161,14 @@ class SketchedBlock(Block):
         shortened, unless the rank is full and nothing has to be estimated.
         """
         y, z = self.products(numbers)
-        solved, *_ = np.linalg.lstsq(
-            (self.psi @ y).astype(np.float64), z.astype(np.float64), rcond=_LEAST_SINGULAR_VALUE
-        )
-        matrix = y @ solved.astype(np.float32)
-        length = float(np.linalg.norm(matrix))
+        solved = _least_squares(self.psi @ y, z).astype(np.float32)
+        # In the order of the weight itself: to transpose it takes longer than to multiply.
+        matrix = y @ solved if self._tall else solved.T @ y.T
+        flat: Vector = matrix.ravel()
+        length = sqrt(float(flat @ flat))
         estimate = float(np.linalg.norm(z)) / sqrt(self.rows)
         if self.rank < self._short and length > estimate:
-            matrix *= np.float32(estimate / length)
-        flat: Vector = (matrix if self._tall else matrix.T).ravel()
+            flat *= np.float32(estimate / length)
         return flat
 
     def products(self, numbers: Vector) -> tuple[Vector, Vector]:
@@ -175,18 +177,10 @@ class SketchedBlock(Block):
         y = numbers[:columns].reshape(self._long, self.rank)
         return y, numbers[columns:].reshape(self.rows, self._short)
 
-    def disagreement(self, numbers: Vector) -> float:
-        """Compare Psi Y with Z Omega, which are equal for the sketch of any matrix.
-
-        Returns
-        -------
-        float
-            The length of their difference over that of the longer one; 0 if they agree.
-        """
+    def both_ways(self, numbers: Vector) -> tuple[Vector, Vector]:
+        """Give Psi Y and Z Omega, which are equal for the sketch of any matrix: Psi M Omega."""
         y, z = self.products(numbers)
-        left, right = self.psi @ y, z @ self.omega
-        longer = max(float(np.linalg.norm(left)), float(np.linalg.norm(right)))
-        return float(np.linalg.norm(left - right)) / longer if longer > 0 else 0.0
+        return self.psi @ y, z @ self.omega
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,17 +309,30 @@ class GradientLayout:
             return self.reconstruct(numbers)
         units = np.stack([one.numbers / np.float32(one.norm) for one in known])
         products = (units @ units.T).astype(np.float64)
-        shares, *_ = np.linalg.lstsq(products, units @ numbers, rcond=_LEAST_SINGULAR_VALUE)
+        products[np.diag_indices_from(products)] += _COLLINEAR
+        shares = np.linalg.solve(products, units @ numbers)
         gradient = self.reconstruct(numbers - shares.astype(np.float32) @ units)
         for share, one in zip(shares, known, strict=True):
             gradient += np.float32(share / one.norm) * one.gradient
         return gradient
 
     def disagreement(self, numbers: Vector) -> float:
-        """Tell how far the two products of any weight contradict each other, the worst one."""
-        parts = zip(self.blocks, self.parts, strict=True)
-        found = [b.disagreement(numbers[p]) for b, p in parts if isinstance(b, SketchedBlock)]
-        return max(found, default=0.0)
+        """Compare Psi Y with Z Omega, which are equal for the sketch of any matrix.
+
+        Returns
+        -------
+        float
+            The length of their difference over that of the longer one, of all weights together;
+            0 if they agree, and at most 2.
+        """
+        lengths = np.zeros(3)
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            if isinstance(block, SketchedBlock):
+                left, right = (one.ravel() for one in block.both_ways(numbers[part]))
+                apart = left - right
+                lengths += [apart @ apart, left @ left, right @ right]
+        longest = float(lengths[1:].max())
+        return sqrt(float(lengths[0]) / longest) if longest > 0 else 0.0
 
 
 def whole_layout(parameters: int) -> GradientLayout:
@@ -351,6 +358,48 @@ def sketched_layout(shapes: Sequence[tuple[int, ...]], rank: int) -> GradientLay
         smaller = sketched is not None and sketched.size < sketched.parameters
         blocks.append(sketched if sketched is not None and smaller else WholeBlock(shape))
     return GradientLayout(tuple(blocks))
+
+
+def sketch_of(shapes: Sequence[tuple[int, ...]], rank: int, size: int) -> GradientLayout | None:
+    """Find the layout of a sketch from its length: it may cover the last parameters only.
+
+    Parameters
+    ----------
+    shapes : sequence of tuples
+        The shapes of a model's parameters, in the order in which they are flattened.
+    rank : int
+        r of every sketched weight.
+    size : int
+        The numbers of the sketch.
+
+    Returns
+    -------
+    GradientLayout or None
+        None if no sketch of the last parameters has that length.
+
+    Examples
+    --------
+    >>> shapes = [(100, 900), (100,), (5, 100), (5,)]
+    >>> found = sketch_of(shapes, rank=4, size=5050)
+    >>> found is not None and found.parameters
+    90605
+    """
+    layouts = (sketched_layout(shapes[start:], rank) for start in range(len(shapes)))
+    return next((one for one in layouts if one.size == size and not one.whole), None)
+
+
+def _least_squares(left: Vector, right: Vector) -> AnyArray:
+    """Solve left @ x = right for x with a slight ridge, by the normal equations in float64.
+
+    What is not finite gives what is not finite, and nothing gives nothing.
+    """
+    thin = left.astype(np.float64)
+    normal = thin.T @ thin
+    scale = float(normal.trace())
+    if not 0 < scale < np.inf:
+        return np.full((left.shape[1], right.shape[1]), scale)
+    normal[np.diag_indices_from(normal)] += _RIDGE * scale
+    return np.linalg.solve(normal, thin.T @ right)
 
 
 def _slices(lengths: Sequence[int]) -> tuple[slice, ...]:

@@ -10,7 +10,7 @@ from fedkeep.core.aggregation.robust.filter import (
     lower_bound,
 )
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
-from fedkeep.core.outliers import MIN_OBSERVATIONS
+from fedkeep.core.outliers import MIN_OBSERVATIONS, median
 from fedkeep.core.types import DeviceId, FloatArray
 
 _KNOWN_MASS = 1 - AGREEMENT_DECAY**MIN_OBSERVATIONS
@@ -37,7 +37,7 @@ def reputation_weights(devices: Sequence[DeviceId], statistics: UpdateStatistics
         A factor a device, (n,).
     """
     known = statistics.agreement
-    settled = np.median([agreement.mass for agreement in known.values()]) >= _KNOWN_MASS
+    settled = median([agreement.mass for agreement in known.values()]) >= _KNOWN_MASS
     factors = np.array(
         [min(1.0, known[device].mass / _KNOWN_MASS) if settled else 1.0 for device in devices]
     )

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedkeep.core.outliers import MIN_OBSERVATIONS
+from fedkeep.core.gradients.layout import GradientLayout
+from fedkeep.core.outliers import MIN_OBSERVATIONS, median
 from fedkeep.core.types import DeviceId, FloatArray, State
 
 _WINDOW = 50
@@ -34,9 +35,16 @@ class Agreement(NamedTuple):
 
 
 class UpdateStatistics:
-    """Recent lengths and weights of updates, their direction, and devices' agreement with it."""
+    """Recent lengths and weights of updates, their direction, and devices' agreement with it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    gradient_layout : GradientLayout, optional
+        How local gradients are represented beside the updates; None: number by number.
+    """
+
+    def __init__(self, gradient_layout: GradientLayout | None = None) -> None:
+        self.gradient_layout = gradient_layout
         self._lengths: list[float] = []
         self._weights: list[float] = []
         self._peak = 0.0
@@ -47,11 +55,11 @@ class UpdateStatistics:
     def usual_length(self, lengths: Sequence[float] = ()) -> float:
         """Return the median of these and recent lengths; infinity while too few are known."""
         known = with_recent(self._lengths, lengths)
-        return float(np.median(known)) if len(known) >= MIN_OBSERVATIONS else np.inf
+        return median(known) if len(known) >= MIN_OBSERVATIONS else np.inf
 
     def median_length(self, lengths: Sequence[float]) -> float:
         """Return the median of these and recent lengths, however few; 0 where all are 0."""
-        return float(np.median(with_recent(self._lengths, lengths) or [0.0]))
+        return median(with_recent(self._lengths, lengths) or [0.0])
 
     def max_length(self, lengths: Sequence[float], ratio: float) -> float:
         """Return `ratio` times the usual length at its longest: longer updates are outliers.
