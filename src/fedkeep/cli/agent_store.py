@@ -170,14 +170,16 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
     found = inspect(file, cipher_of(key_file, key_env))
     console = Console()
     counts = Counter(note.label for note in found.notes)
+    named = "interval" if any(note.target for note in found.notes) else "label"
     console.print(
-        ", ".join(f"label {label}: {count}" for label, count in sorted(counts.items())) or "empty"
+        ", ".join(f"{named} {label}: {count}" for label, count in sorted(counts.items())) or "empty"
     )
-    table = Table("id", "label", "value", "uses", "stored at", "source")
+    target = "number" if named == "interval" else "label"
+    table = Table("id", target, "value", "uses", "stored at", "source")
     for note in reversed(found.notes[-limit:] if limit else []):
         table.add_row(
             _plain(note.name or str(note.id)),
-            str(note.label),
+            ", ".join(f"{number:.6g}" for number in note.target) or str(note.label),
             f"{note.score:.4g}",
             str(note.uses),
             when(note.wall),
