@@ -19,10 +19,10 @@ from fedkeep.cli.run import (
     FormerBackend,
     Jobs,
     backend_of,
-    make_folder,
     time_in_words,
 )
 from fedkeep.core.errors import ConfigError
+from fedkeep.files import folder_for_records
 from fedkeep.sim.sweep import processors
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
@@ -84,7 +84,7 @@ def advise(
     keeps what is done; the same call goes on from there.
     """
     folder = out if out is not None else folder_of(data)
-    make_folder(folder)
+    folder_for_records(folder)
     chosen = backend_of(backend, on)
     jobs = processors() if chosen == "ray" else jobs
     with _stage_progress() as tell:
@@ -128,7 +128,10 @@ def _size(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if not found or found[2].lower() not in _UNITS:
         raise ConfigError(f"--bytes takes a size such as 500kB or 2MiB, got '{text}'")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    if size > 2**63:
+        raise ConfigError(f"--bytes is more than any device has, got '{text}'")
+    return int(size)
 
 
 @contextmanager

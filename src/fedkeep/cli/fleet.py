@@ -56,6 +56,8 @@ def start(
 @fleet.command()
 def status(folder: Folder) -> None:
     """Say which processes run, how often they were started again, and how far the fleet is."""
+    from fedkeep.deploy.services import low_disk
+
     known = _fleet_in(folder)
     devices, services = known.devices(), known.services()
     for name in (
@@ -68,7 +70,7 @@ def status(folder: Folder) -> None:
         typer.echo(f"{name:9} {_described(services.get(name))}")
     running = any(service.pid is not None for service in services.values())
     _print_progress(known, running=running)
-    if (free := known.free_bytes()) is not None:
+    if (free := low_disk(known.root)) is not None:
         typer.echo(f"disk      FULL: {free >> 20} MB are free in {folder}; free some, it goes on")
 
 

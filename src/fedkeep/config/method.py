@@ -172,6 +172,8 @@ class Method(MethodConfig):
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
+            gradient_layout=self.exchange.layout(learner),
+            noisy_gradients=self.privacy.protects("estimator"),
         )
 
 

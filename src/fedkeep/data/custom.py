@@ -7,9 +7,11 @@ network flows, WiFi scans.
 import csv
 import math
 import re
+import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -210,14 +212,19 @@ class Custom:
         members = partition_from(self.partition).divide(y, natural, seed)
         if table.test is None:
             return *hold_out(members, self.test_fraction, seed), names
-        flags = np.char.lower(np.asarray(table.test).astype(str))
-        table.reject(
-            ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")),
-            "test must be 0 or 1, got {!r}",
-            flags,
-        )
-        tested = np.isin(flags, ("1", "true", "1.0"))[members.indices]
+        tested = _tested(table, table.test)[members.indices]
         return members.where(~tested), members.where(tested), names
+
+
+def _tested(table: SampleTable, test: AnyArray) -> AnyArray:
+    """Return which samples are for testing."""
+    flags = np.char.lower(np.asarray(test).astype(str))
+    table.reject(
+        ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")),
+        "test must be 0 or 1, got {!r}",
+        flags,
+    )
+    return np.isin(flags, ("1", "true", "1.0"))
 
 
 def checked_features(table: SampleTable) -> AnyArray:
@@ -232,9 +239,12 @@ def checked_features(table: SampleTable) -> AnyArray:
         raise DataError(f"{table.origin} holds no sample")
     if table.x.dtype.kind not in "fiub":
         raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
-    x = np.ascontiguousarray(table.x, dtype=np.float32)
+    if not all(table.x.shape[1:]):
+        raise DataError(f"{table.origin}: a sample has no feature, x has shape {table.x.shape}")
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and named below
+        x = np.ascontiguousarray(table.x, dtype=np.float32)
     bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-    reason = f"a feature is missing, NaN or infinite ({bad.sum()} such samples)"
+    reason = f"a feature is missing, NaN, infinite or above 3e38 ({bad.sum()} such samples)"
     table.reject(bad, f"{reason}; fill in or drop them")
     return x
 
@@ -248,14 +258,22 @@ def arrays_of(
     numbers stay numbers.
     """
     arrays = {"x": checked_features(table)}
-    if target == "class":
-        arrays["y"] = exact_names("label", table.labels, table)
-    else:
+    if target == "number":
         arrays["y"] = numbers_of(table)
+    else:
+        arrays["y"] = exact_names("label", table.labels, table)
+        names = np.unique(arrays["y"]).tolist()
+        if len(names) < 2:
+            raise DataError(
+                f"{table.origin} have a single label, {names[0]!r}: nothing to tell apart"
+            )
     if table.devices is not None:
         arrays["device"] = exact_names("device", table.devices, table)
     if table.test is not None:
-        arrays[_TEST] = np.asarray(table.test)
+        arrays[_TEST] = _tested(table, table.test)
+        for purpose, count in (("training", ~arrays[_TEST]), ("testing", arrays[_TEST])):
+            if not count.any():
+                raise DataError(f"{table.origin} leave no sample for {purpose}: see test=")
     moments = _moments(table)
     if moments is not None:
         arrays["time"] = moments
@@ -475,6 +493,8 @@ def read_table(path: Path, device: str, label: str, time: str | None = None) -> 
     if ending not in (".npz", ".csv", ".parquet"):
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
     if not path.is_file():
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: name a file in it")
         raise DataError(
             f"there is no file {path}; a relative path starts at the folder where fedkeep runs"
         )
@@ -499,16 +519,14 @@ def table_of_columns(
     DataError
         If a named column or the features are missing, or a feature is text or a time.
     """
-    for key, name in (("label", label), ("time", time)):
-        if name is not None and name not in by_name:
-            known = ", ".join(by_name) or "none at all"
-            raise DataError(f"{origin} has no column {name!r}; it has {known} (set task.{key})")
+    _reject_columns(origin, by_name, device, label, time)
     features = [name for name in by_name if name not in (device, label, time, _TEST)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
     numbers = {name: _numbers(origin, name, by_name[name], row_name) for name in features}
     _reject_times(numbers, origin, "set time = '{}'")
-    x = np.stack([column.astype(np.float32) for column in numbers.values()], axis=1)
+    with np.errstate(over="ignore"):  # `checked_features` names what is beyond float32
+        x = np.stack([column.astype(np.float32) for column in numbers.values()], axis=1)
     return SampleTable(
         origin,
         x,
@@ -518,6 +536,34 @@ def table_of_columns(
         row_name,
         None if time is None else by_name[time],
     )
+
+
+def _reject_columns(
+    origin: str, by_name: Mapping[str, AnyArray], device: str, label: str, time: str | None
+) -> None:
+    """Reject a table that lacks a column that was named, or has one without a name."""
+    if not by_name:
+        raise DataError(f"{origin} is empty: its first line must name the columns")
+    named = {"label": label} | ({"time": time} if time is not None else {})
+    if device != Custom.device:  # otherwise samples may be divided among devices later
+        named["device"] = device
+    for key, name in named.items():
+        if name not in by_name:
+            known, only = ", ".join(map(repr, by_name)), next(iter(by_name))
+            split = next((mark for mark in ";\t|" if len(by_name) == 1 and mark in only), None)
+            hint = f"its cells are separated by {split!r}: save it with commas"
+            raise DataError(
+                f"{origin} has no column {name!r}; it has {known} "
+                f"({hint if split else f'set task.{key}'})"
+            )
+    roles = [name for name in (device, label, time) if name is not None]
+    if len(set(roles)) < len(roles):
+        raise DataError(f"{origin}: device, label and time must be different columns, got {roles}")
+    if "" in by_name:
+        raise DataError(
+            f"{origin}: column {list(by_name).index('') + 1} has no name: if it counts the rows, "
+            "leave it out (in pandas index=False), else name it"
+        )
 
 
 def read_iterator(name: str) -> SampleTable:
@@ -531,16 +577,23 @@ def read_iterator(name: str) -> SampleTable:
         signature(function).bind()
     except TypeError as error:
         raise ConfigError(f"source {name!r} must work without arguments: {error}") from None
-    samples = function()
+    with _named_failure(name):
+        samples = function()
     if not isinstance(samples, Iterable):
         raise DataError(
             f"{name} gave {samples!r}, not samples: it must return or yield tuples (device, x, y)"
         )
     rows: list[tuple[Any, AnyArray, Any]] = []
-    for n, sample in enumerate(samples):
+    with _named_failure(name):
+        yielded = list(samples)
+    for n, sample in enumerate(yielded):
         if not isinstance(sample, tuple) or len(sample) != 3:
             raise DataError(f"{name}: item {n} is not a tuple (device, x, y)")
-        x, first = np.asarray(sample[1]), rows[0][1].shape if rows else np.shape(sample[1])
+        try:
+            x = np.asarray(sample[1])
+        except ValueError:
+            raise DataError(f"{name}: sample {n} is no array: its rows differ in length") from None
+        first = rows[0][1].shape if rows else x.shape
         if x.shape != first:
             raise DataError(
                 f"{name}: sample {n} has shape {x.shape}, but sample 0 has {first}; "
@@ -553,6 +606,18 @@ def read_iterator(name: str) -> SampleTable:
     return SampleTable(name, np.asarray(xs), _objects(labels), _objects(devices), None)
 
 
+@contextmanager
+def _named_failure(name: str) -> Iterator[None]:
+    """Turn what a user's function raises into a sentence that says where."""
+    try:
+        yield
+    except Exception as error:  # whatever it does
+        trace = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{name} raised {type(error).__name__}: {error} ({trace.filename}, line {trace.lineno})"
+        ) from error
+
+
 def _objects(values: Sequence[Any]) -> AnyArray:
     """Return Python values as they are: an array of numbers would round large integers."""
     found = np.empty(len(values), dtype=object)
@@ -562,7 +627,10 @@ def _objects(values: Sequence[Any]) -> AnyArray:
 
 def _read_npz(path: Path, device: str, label: str, time: str | None) -> SampleTable:
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is one array (npy): save x, y and device with np.savez")
             arrays = {name: content[name] for name in content.files}
     except ValueError:
         raise DataError(
@@ -570,15 +638,17 @@ def _read_npz(path: Path, device: str, label: str, time: str | None) -> SampleTa
         ) from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
-    label = label if label in arrays else "y"
-    for needed in ("x", label, *([] if time is None else [time])):
+    label = label if label in arrays or label != Custom.label else "y"
+    named = [name for name in (time, None if device == Custom.device else device) if name]
+    for needed in ("x", label, *named):
         if needed not in arrays:
             raise DataError(
                 f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}"
             )
     for name in sorted({"x", label, device, time or "x", _TEST} & set(arrays)):
-        if arrays[name].ndim == 0:
-            raise DataError(f"{path}: {name} is a single value, not one a sample")
+        if arrays[name].ndim == 0 or arrays["x"].ndim == 0:
+            single = name if arrays[name].ndim == 0 else "x"
+            raise DataError(f"{path}: {single} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(
                 f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}"
@@ -604,6 +674,8 @@ def _read_csv(path: Path) -> tuple[dict[str, AnyArray], RowName]:
             lines = csv.reader(file, skipinitialspace=True)
             header = [name.strip() for name in next(lines, [])]
             for cells in filter(None, lines):
+                if any("\0" in cell for cell in cells):
+                    raise DataError(f"{path}, line {lines.line_num}: a cell holds a zero byte")
                 if len(cells) != len(header):
                     here = f"{path}, line {lines.line_num}"
                     raise DataError(f"{here}: {len(cells)} cells, but the header has {len(header)}")
@@ -640,7 +712,8 @@ def _numbers(origin: str, name: str, cells: AnyArray, row_name: RowName) -> AnyA
                 float(cell)
             except ValueError:
                 raise DataError(
-                    f"{origin}, {row_name(row)}: {name} is {cell!r}, which is no number"
+                    f"{origin}, {row_name(row)}: {name} is {cell!r}, which is no number: "
+                    "leave the column out, or encode it"
                 ) from None
         raise
 

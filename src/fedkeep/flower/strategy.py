@@ -28,7 +28,7 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, MASK, PROFILE, SHARE, TRAIN, UNMASK
-from fedkeep.flower.exchange import Exchange, PendingRequest
+from fedkeep.flower.exchange import Exchange, PendingRequest, give_back_large_arrays
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Rejections, RoundOptions, RoundOutcome, ServerMetrics
@@ -115,6 +115,7 @@ class FedkeepStrategy:
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Play rounds until `num_rounds` are closed, counting those before a resume."""
+        give_back_large_arrays()
         next_look = 0.0
 
         def look() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -212,6 +213,51 @@ def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
         ((a.accuracy or 0.0) + (b.accuracy or 0.0)) / 2 * (b.round - a.round) for a, b in pairs
     )
     return math.fsum(halves) / rounds
+
+
+class Setback(NamedTuple):
+    """A time in which a model was worse than it had been."""
+
+    rounds: int
+    """From the last evaluation before until the first after it; to the end where none follows."""
+    depth: float
+    """How far the accuracy fell."""
+    recovered: bool
+
+
+def setbacks(evaluations: Sequence[Evaluation], slack: float = LEVEL) -> list[Setback]:
+    """Find when accuracy fell below its best so far, and how long until it was there again.
+
+    Where labels come one after the other, this is what a change of label costs.
+
+    Parameters
+    ----------
+    evaluations : sequence of Evaluation
+        A run's, in order.
+    slack : float
+        How far below its best the accuracy may be without having fallen.
+
+    Examples
+    --------
+    >>> reached = {10: 0.5, 20: 0.8, 30: 0.6, 40: 0.7, 50: 0.81, 60: 0.75}
+    >>> curve = [Evaluation(round=n, accuracy=a, loss=None) for n, a in reached.items()]
+    >>> [(found.rounds, round(found.depth, 2), found.recovered) for found in setbacks(curve)]
+    [(30, 0.2, True), (10, 0.06, False)]
+    """
+    found: list[Setback] = []
+    best, since, lowest = 0.0, 0, 1.0
+    below = False
+    for each in _trained(evaluations):
+        accuracy = each.accuracy or 0.0
+        if accuracy >= best - slack:
+            if below:
+                found.append(Setback(each.round - since, best - lowest, recovered=True))
+            best, since, below, lowest = max(best, accuracy), each.round, False, 1.0
+        else:
+            below, lowest = True, min(lowest, accuracy)
+    if below:
+        found.append(Setback(evaluations[-1].round - since, best - lowest, recovered=False))
+    return found
 
 
 MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {

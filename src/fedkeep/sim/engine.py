@@ -88,6 +88,11 @@ class Simulator:
     """
 
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
+        if not isinstance(experiment, Experiment):
+            raise ConfigError(
+                "a Simulator takes an Experiment: fedkeep.Experiment.from_table(TABLES), or use "
+                f"fedkeep.simulate; got {type(experiment).__name__}"
+            )
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
         if privacy.secure_aggregation or privacy.profile_protection == "sealed":
