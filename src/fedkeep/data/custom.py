@@ -416,7 +416,7 @@ def numbers_of(table: SampleTable) -> FloatArray:
     """
     labels = np.asarray(table.labels)
     try:
-        found = labels.astype(np.float64)
+        found = np.array(labels.tolist(), dtype=np.float64)  # of objects, rows become columns
     except (TypeError, ValueError):
         found = _numbers(table.origin, "label", labels.reshape(-1), table.row_name)
     if found.ndim not in (1, 2) or (found.ndim == 2 and not found.shape[1]):
