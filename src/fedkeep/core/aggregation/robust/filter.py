@@ -48,9 +48,7 @@ class ReferenceDirections:
         The running mean of the model's steps, (P,).
     """
 
-    def __init__(
-        self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None
-    ) -> None:
+    def __init__(self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None) -> None:
         self._updates, self._trusted, self._earlier = updates, trusted, earlier
         self._total = updates.weighted_sum(trusted.astype(np.float64))
         count, columns = updates.shape

@@ -9,7 +9,9 @@ from fedkeep.core.aggregation.rows import UpdateRows
 from fedkeep.core.types import BoolArray, Report
 
 
-def inconsistent_gradients(reports: Sequence[Report], updates: UpdateRows) -> BoolArray:
+def inconsistent_gradients(
+    reports: Sequence[Report], updates: UpdateRows, *, strict: bool = False
+) -> BoolArray:
     """Find the local gradients that their devices' own updates contradict.
 
     Training descends the gradient of the stream; a reversed gradient asks to climb it. Where noise
@@ -21,6 +23,9 @@ def inconsistent_gradients(reports: Sequence[Report], updates: UpdateRows) -> Bo
         Reports, some of them with a local gradient.
     updates : UpdateRows
         Their updates, (n, P); a gradient is of the last parameters.
+    strict : bool
+        Whether a gradient that agrees with its update counts no more where it agrees far less than
+        those of the others.
 
     Returns
     -------
@@ -36,6 +41,8 @@ def inconsistent_gradients(reports: Sequence[Report], updates: UpdateRows) -> Bo
                 lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
                 cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
-    slack = min(lower_bound(known, CONFLICT_DEVIATIONS), 0.0) if len(known) else 0.0
-    below: BoolArray = np.less(cosines, slack)  # False where there is no gradient
+    least = lower_bound(known, CONFLICT_DEVIATIONS) if len(known) else 0.0
+    below: BoolArray = np.less(
+        cosines, least if strict else min(least, 0.0)
+    )  # False where there is no gradient
     return below
