@@ -30,7 +30,7 @@ from fedkeep.config.method import parse_fleet
 from fedkeep.core.gradients import Estimate, IncrementalEstimator
 from fedkeep.core.types import Profile, Report
 from fedkeep.flower import KeeperStrategy, codec
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, encode
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, VERSION, VERSION_KEY, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -157,13 +157,15 @@ class SimulatedKeepers(SimulatedClients):
         model, noise = arrays["model"].numpy(), np.float32(self._draw.standard_normal())
         update = self._update * noise
         gradient = encode(self._update * (1 + noise / 10))
-        counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0}
-        content = {
-            "arrays": ArrayRecord({"model": Array(model + update)}),
-            "metrics": MetricRecord({"num-examples": 50}),
-            KEEPER: ConfigRecord({**counts, GRADIENT: gradient}),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0, VERSION_KEY: VERSION}
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"model": Array(model + update)}),
+                "metrics": MetricRecord({"num-examples": 50}),
+                KEEPER: ConfigRecord({**counts, GRADIENT: gradient}),
+            }
+        )
+        return Message(content, reply_to=message)
 
 
 def play_keepers(devices: int, parameters: int, participants: int, rounds: int = 3) -> Figures:

@@ -4,6 +4,7 @@
     python experiments/reproduce.py arena     all methods on all tasks, each at its own rate
     python experiments/reproduce.py choice    the stores that the default was chosen from
     python experiments/reproduce.py sketch    the gist as a sketch against the whole one
+    python experiments/reproduce.py labels    labels that come later, or never
     python experiments/reproduce.py helps     wrong labels, drift, dropouts, one at a time
     python experiments/reproduce.py bytes     accuracy against bytes at rest
     python experiments/reproduce.py paper     the paper's tasks at their full scale
@@ -52,7 +53,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-SUITES = ("gist", "arena", "choice", "sketch", "helps", "bytes", "paper")
+SUITES = ("gist", "arena", "choice", "sketch", "helps", "labels", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a separate program, in tier A."""

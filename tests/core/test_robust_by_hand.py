@@ -47,7 +47,7 @@ def array(*rows: tuple[float, float]) -> FloatArray:
 
 def updates_of(*rows: tuple[float, float]) -> UpdateRows:
     matrix = array(*rows)
-    return UpdateRows(*matrix.shape, lambda own, part, out: np.copyto(out, matrix[own, part]))
+    return UpdateRows(len(rows), 2, lambda own, part, out: np.copyto(out, matrix[own, part]))
 
 
 def content(updates: UpdateRows) -> FloatArray:

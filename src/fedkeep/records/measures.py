@@ -30,6 +30,8 @@ MOST_SEEDS = 200
 """More seeds than this nobody is advised to run."""
 BASES = ("fifo", "reservoir")
 """What methods are measured against unless asked otherwise: the first of these that ran."""
+ERRORS = ("rmse", "mae")
+"""Errors of numbers that are predicted, in evaluations; lower is better, and R2 decides."""
 GIST = ("trust", "likeness", "worth", "reach")
 """The names that `GistFigures` has in records, in its order."""
 
@@ -92,6 +94,10 @@ class Row:
     """Mean recall of the rarest quarter of the labels."""
     recalls: dict[str, MeanOverSeeds] = field(default_factory=dict)
     """Recall of each label."""
+    measure: str = "accuracy"
+    """What the accuracies are, as the runs' headers say; "r2" where targets are numbers."""
+    errors: dict[str, MeanOverSeeds] = field(default_factory=dict)
+    """`rmse` and `mae` of the last evaluation, where targets are numbers."""
 
 
 @dataclass(frozen=True)
@@ -392,7 +398,9 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
             {name: difference(each) for name, each in found.items()} if paired else None
         )
     final = [curve[-1] for curve in judged]
-    labels = next(iter(runs.values())).header.labels
+    header = next(iter(runs.values())).header
+    labels = header.labels
+    errors = {name: _estimate_known([getattr(e, name) for e in final]) for name in ERRORS}
     recalls = {
         label: _estimate_known([(*e.label_recall, *[None] * len(labels))[place] for e in final])
         for place, label in enumerate(labels)
@@ -408,6 +416,8 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         _estimate_known([e.worst_tenth for e in final]),
         _estimate_known([e.rare_recall for e in final]),
         {label: found for label, found in recalls.items() if found is not None},
+        header.measure,
+        {name: found for name, found in errors.items() if found is not None},
     )
 
 

@@ -67,7 +67,9 @@ class RobustMean(Aggregator):
         senders = [reports[device] for device in devices]
         updates = UpdateRows.of(model, senders)
 
-        inconsistent = inconsistent_gradients(senders, updates, strict=self.strict_gradients)
+        inconsistent = inconsistent_gradients(
+            senders, updates, statistics.gradient_layout, strict=self.strict_gradients
+        )
 
         lengths = updates.norms()
         usual = statistics.median_length(lengths.tolist())
@@ -124,7 +126,8 @@ class CountedModels:
         """Return the model of one report."""
         moved = np.empty((1, len(self._model)))
         self._read(slice(row, row + 1), slice(0, len(self._model)), moved)
-        return moved[0].astype(np.float32)
+        model: Vector = moved[0].astype(np.float32)
+        return model
 
     def merged(self, weights: FloatArray) -> Vector:
         """Return the weighted mean of the models; the one before if none carries weight."""

@@ -6,11 +6,16 @@ import numpy as np
 
 from fedkeep.core.aggregation.robust.filter import CONFLICT_DEVIATIONS, lower_bound
 from fedkeep.core.aggregation.rows import UpdateRows
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.types import BoolArray, Report
 
 
 def inconsistent_gradients(
-    reports: Sequence[Report], updates: UpdateRows, *, strict: bool = False
+    reports: Sequence[Report],
+    updates: UpdateRows,
+    layout: GradientLayout | None = None,
+    *,
+    strict: bool = False,
 ) -> BoolArray:
     """Find the local gradients that their devices' own updates contradict.
 
@@ -23,6 +28,8 @@ def inconsistent_gradients(
         Reports, some of them with a local gradient.
     updates : UpdateRows
         Their updates, (n, P); a gradient is of the last parameters.
+    layout : GradientLayout, optional
+        How the gradients are represented, if not number by number: updates are compared in it.
     strict : bool
         Whether a gradient that agrees with its update counts no more where it agrees far less than
         those of the others.
@@ -37,7 +44,10 @@ def inconsistent_gradients(
         for row, (report, update) in enumerate(zip(reports[rows], group, strict=True), rows.start):
             gradient = report.local_gradient
             if gradient is not None:
-                valued = update[len(update) - len(gradient) :]
+                if layout is None:
+                    valued = update[len(update) - len(gradient) :]
+                else:
+                    valued = layout.of_gradient(update)
                 lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
                 cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
