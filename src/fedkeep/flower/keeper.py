@@ -625,6 +625,11 @@ def _screened(
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
     labels = np.zeros(len(targets), dtype=np.int64)
+    if stream.labels > 1 and targets.ndim > 1:
+        raise ConfigError(
+            f"a target has {targets.shape[1]} numbers, and labels={stream.labels} says that it is "
+            "one label: leave labels= out, and samples are kept whatever their targets are"
+        )
     with np.errstate(invalid="ignore"):
         known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
         if stream.labels > 1:

@@ -64,7 +64,9 @@ def add_orders(
     preset : str
         The strategy's preset.
     """
-    shared = {PRESET: preset, VERSION_KEY: VERSION} | ({} if direction is None else {DIRECTION: encode(direction)})
+    shared = {PRESET: preset, VERSION_KEY: VERSION} | (
+        {} if direction is None else {DIRECTION: encode(direction)}
+    )
     made: dict[int, ConfigRecord] = {}
     ordered = []
     for message in messages:
