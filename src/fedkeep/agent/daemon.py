@@ -269,14 +269,15 @@ def introduce(agent: Agent) -> None:
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
+    divided = "labels" if config.samples.numbers is None else "intervals"
     room, waits = agent.device.waiting, ""
     if room is not None:
         waits = f"; {room.slots} more may wait for their labels, {len(room)} do"
     log.info(
-        "policy %s (%s), model %s, samples of %s %s and %d labels; "
+        "policy %s (%s), model %s, samples of %s %s and %d %s; "
         "room for %d samples in %d bytes, %d each; %d stored%s",
         config.method.policy_name, config.preset, model, shape, config.samples.dtype,
-        config.samples.count, agent.device.capacity, geometry.size, geometry.cell_size,
+        config.samples.count, divided, agent.device.capacity, geometry.size, geometry.cell_size,
         len(agent.store), waits,
     )  # fmt: skip
     if agent.model_date.round < 0:

@@ -198,18 +198,21 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
     console = Console()
     names = found.label.form.get("names", ())
     counts = Counter(note.label for note in found.notes)
+    named = "interval" if any(note.target for note in found.notes) else "label"
     console.print(
         ", ".join(
-            f"label {_plain(label_name(label, names))}: {count}"
+            f"{named} {_plain(label_name(label, names))}: {count}"
             for label, count in sorted(counts.items())
         )
         or "empty"
     )
-    table = Table("id", "label", "value", "uses", "stored at", "source")
+    target = "number" if named == "interval" else "label"
+    table = Table("id", target, "value", "uses", "stored at", "source")
     for note in reversed(found.notes[-limit:] if limit else []):
         table.add_row(
             _plain(note.name or str(note.id)),
-            _plain(label_name(note.label, names)),
+            ", ".join(f"{number:.6g}" for number in note.target)
+            or _plain(label_name(note.label, names)),
             f"{note.score:.4g}",
             str(note.uses),
             when(note.wall),
