@@ -495,7 +495,7 @@ def test_own_times_make_older_and_never_younger_and_wrong_clocks_nothing(tmp_pat
 
 
 def test_files_wait_for_their_labels_as_numbers_do(tmp_path: Path) -> None:
-    table = {**PICTURES, "waiting": {"share": 0.5}}
+    table = {**PICTURES, "waiting": {"share": 0.5}, "store": {"budget": 800_000}}
     assembly = make_agent(tmp_path, **table)
     fates = offer(assembly.agent, *(picture(i) for i in range(6)), label=None)
     assert fates == ["waiting"] * 6

@@ -95,7 +95,9 @@ def main() -> int:
     if not only:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
         head = f"flwr {version('flwr')}, by `python -m tests.flower.strategies_table`:\n\n"
-        head += "| strategy | mod | gradients in rounds 1, 2, 3 | accuracy | |\n|---|---|---|---|---|"
+        head += (
+            "| strategy | mod | gradients in rounds 1, 2, 3 | accuracy | |\n|---|---|---|---|---|"
+        )
         table = "\n".join([START, head, *lines, ""])
         PAGE.write_text(before + table + END + rest.partition(END)[2], encoding="utf-8")
     return min(failed, 1)

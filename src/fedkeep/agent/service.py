@@ -25,6 +25,7 @@ from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import SampleMetadata
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
+from fedkeep.core.regions import region_term
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.targets import error_sums
@@ -132,7 +133,9 @@ class StreamApi:
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
                 terms = agreement_of(
-                    agent.config.method, agent.device.regions.count, agent.config.samples.numbers
+                    agent.config.method,
+                    region_term(agent.device.regions),
+                    agent.config.samples.numbers,
                 )
                 return structs.replace(reply, agreement=terms)
             return reply
