@@ -11,11 +11,13 @@ import pytest
 from fedkeep.agent.cellfile import StoreError
 from fedkeep.agent.cells import decode_root
 from fedkeep.agent.record import (
+    ROW_BYTES,
     SAMPLE,
     DecisionLog,
     SampleForm,
     SampleMetadata,
     Verdict,
+    _inflated,
 )
 from fedkeep.agent.retention import DAY, AgeClock
 from fedkeep.agent.store_file import Opened, StoreOptions, copies_of, open_file, plan
@@ -23,7 +25,7 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
 from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.store import AfterUse, MemoryStore
-from fedkeep.core.types import Batch
+from fedkeep.core.types import Batch, State
 from tests.faults.corruption import LAYOUT as LAYOUT_AT
 from tests.faults.corruption import make, open_at
 from tests.faults.script import FORM, LAYOUT, REGIONS, Expected, RamDisk, Scripted, samples
@@ -333,6 +335,29 @@ def test_the_age_clock_ignores_wall_clocks_within_tolerance(tmp_path: Path) -> N
         assert rebooted.now() == 100 + passed
 
 
+def test_the_log_is_deflated_and_reads_what_a_version_before_wrote() -> None:
+    log = DecisionLog(64, "ode")
+    assert log.snapshot().keys() == {"written"}, "a chunk that nothing stands in takes no room"
+    for i in range(40):
+        log.add(SampleMetadata(i, i, i / 7, wall=1.8e9 + i), Verdict.KEPT)
+    taken = log.snapshot()
+    assert taken.keys() == {"written", "0", "1"}
+    assert sum(taken[name].nbytes for name in "01") < 64 * ROW_BYTES / 3
+    before = {name: _inflated(array) for name, array in taken.items() if name != "written"}
+    plain: State = {"written": taken["written"]}
+    plain |= {name: rows for name, rows in before.items() if rows is not None}
+    damaged: State = {**taken, "1": taken["1"][:-9], "0": np.frombuffer(b"nonsense", np.uint8)}
+    for state, known in ((taken, [0, 31, 32, 39]), (plain, [0, 31, 32, 39]), (damaged, [])):
+        again = DecisionLog(64, "ode")
+        again.restore(state)
+        assert [i for i in (0, 31, 32, 39) if again.about(i) == log.about(i)] == known
+        again.add(SampleMetadata(99, 99, 1.0), Verdict.KEPT)
+        once_more = DecisionLog(64, "ode")
+        once_more.restore(again.snapshot())
+        assert len(once_more.about(99)) == 1, "what was deflated before is not taken for the rest"
+    assert DecisionLog(0, "ode").snapshot().keys() == {"written"}
+
+
 def test_the_log_is_a_ring_and_forgets_on_request() -> None:
     log = DecisionLog(32, "ode")
     for i in range(100):
@@ -355,6 +380,6 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
         np.array([4.0, 5, 6]),
         np.array([1.0, 2, 3]),
     )
-    log.add_refusals(refused, np.arange(3), outcome, 2, 7.0)
+    log.add_refusals(refused.y, refused.ids, np.arange(3), outcome, 2, 7.0)
     (line,) = log.about(501)
     assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

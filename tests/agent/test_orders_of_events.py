@@ -262,3 +262,26 @@ def test_a_damaged_store_that_lost_its_namespace_is_not_taken_for_an_older_one(
     agent.restore(left, damaged=True)
     assert agent.ids.earlier is (name_bytes == 0)
     disk.close()
+
+
+def test_a_file_deleted_while_the_disk_is_full_ends_no_agent(tmp_path: Path) -> None:
+    write_config(tmp_path, f'[[source]]\nkind = "socket"\naddress = "unix://{tmp_path}/in"\n')
+    with running(tmp_path, "agent.toml") as process:
+        sender = _connect(f"unix://{tmp_path}/in")
+        for id_ in range(10):
+            send(sender, id_, float(id_), id_ % 3)
+        assert {fate(sender) for _ in range(10)} == {"kept"}
+        with full_disk(process):
+            (tmp_path / "a.store").unlink()
+            for id_ in range(10, 20):
+                send(sender, id_, float(id_), id_ % 3)
+            with client(tmp_path) as agent:
+                assert eventually(lambda: bool(agent.status().waiting))
+            assert not list(tmp_path.glob("a.store*")), "nothing is left of what had no room"
+        assert {fate(sender) for _ in range(10)} == {"kept"}
+        sender.close()
+        assert (tmp_path / "a.store").exists()
+        process.kill()
+        process.communicate()
+    with running(tmp_path, "agent.toml"):
+        assert held(tmp_path, [str(id_) for id_ in range(20)]) == 20

@@ -420,6 +420,19 @@ def test_a_file_whose_records_are_mostly_refused_is_set_aside_with_a_report(tmp_
     assert len(list((tmp_path / "refused").iterdir())) == 2
 
 
+def test_a_report_never_follows_a_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "refused").mkdir()
+    report = tmp_path / "refused" / "wrong.npz.report.json"
+    report.symlink_to(victim)
+    save(tmp_path, "wrong.npz", 5)
+    read(source(kind="folder", path=str(tmp_path)), 5, fate="refused.label")
+    assert victim.read_text() == "precious"
+    assert not report.is_symlink()
+    assert json.loads(report.read_text())["records"] == 5
+
+
 def test_files_of_other_kinds_are_named_once_and_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

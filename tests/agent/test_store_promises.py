@@ -143,6 +143,21 @@ def test_another_budget_is_never_exceeded_on_the_way(tmp_path: Path) -> None:
             before = budget
 
 
+def test_a_small_store_goes_on_remembering_as_many_erased_ids_as_it_did(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path, store={"erased_bytes": 4096})
+    feed(assembly.agent, 0, 40)
+    assembly.agent.erase([*range(400)])
+    assembly.disk.close()
+    again = make_agent(tmp_path)
+    assert again.agent.tombstones.capacity == 512
+    assert all(id_ in again.agent.tombstones for id_ in range(400))
+    again.disk.close()
+    (tmp_path / "new").mkdir()
+    new = make_agent(tmp_path / "new")
+    assert new.agent.tombstones.capacity == 100_000 // 64 // 8
+    new.disk.close()
+
+
 @pytest.mark.parametrize("how", ["unlink", "replace", "move"])
 def test_a_file_that_is_deleted_or_replaced_under_the_agent_is_noticed(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture

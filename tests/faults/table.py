@@ -19,7 +19,11 @@ def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Meas
     )
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument(
-        "--only", nargs="*", metavar="ROW", choices=[name for name, _ in rows], help="these rows"
+        "--only",
+        nargs="*",
+        metavar="ROW",
+        choices=[name for name, _ in rows],
+        help="these rows; those that the page has of the others stay",
     )
     options = parser.parse_args()
     lines = dict.fromkeys((name for name, _ in rows), "")
@@ -32,7 +36,8 @@ def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Meas
         what, target, found, met = measure(0.05 if options.quick else 1.0)
         missed = missed or not met
         print(f"{what:60} {found}  [{time.monotonic() - start:.0f} s]", flush=True)
-        lines[name] = f"| {what} | {target} | {found} | {'met' if met else '**missed**'} |"
+        verdict = "met" if met else "**missed**"
+        lines[name] = f"| {what} | {target} | {found} | {verdict} | <!-- {name} -->"
         options.out.write_text(
             "\n".join([*_head(title, about), *filter(None, lines.values())]) + "\n", "utf-8"
         )
@@ -44,8 +49,9 @@ def _head(title: str, about: str) -> list[str]:
 
 
 def _written(path: Path, names: list[str]) -> dict[str, str]:
-    """The rows of an earlier run, by the functions that made them; they stand in the same order."""
-    rows = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
-    ][1:]
-    return dict(zip(names, rows, strict=True))
+    """The rows of earlier runs, so that a page can be made in pieces; each names its function."""
+    if not path.exists():
+        return {}
+    rows = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    named = {line.rpartition("<!-- ")[2].removesuffix(" -->"): line for line in rows}
+    return {name: named[name] for name in names if name in named}

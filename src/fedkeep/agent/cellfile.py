@@ -272,7 +272,7 @@ class FileDisk:
             reason = f"{self.path} was replaced by another file: put it back, or restart the agent"
             raise OSError(errno.ESTALE, reason)
         new = temp_path(self.path)
-        copy = FileDisk(new, self.size, anew=True)
+        copy = self._copy_at(new)
         try:
             for start in range(0, self.size, _STRIDE):
                 copy.write(start, self.read(start, min(_STRIDE, self.size - start)))
@@ -292,6 +292,18 @@ class FileDisk:
         self.close()
         self._fd, self._direct, self._buffer = copy._fd, copy._direct, copy._buffer
         self._sector = copy._sector
+
+    def _copy_at(self, new: Path) -> "FileDisk":
+        """Make a file of the same size; on a disk without room it may succeed later."""
+        try:
+            return FileDisk(new, self.size, anew=True)
+        except FileExistsError:
+            raise
+        except (OSError, StoreError) as error:
+            new.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
 
 
 class Blob(NamedTuple):

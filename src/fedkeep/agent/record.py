@@ -8,12 +8,15 @@ Then the small state that is committed with the samples: what was counted and de
 import json
 import math
 import struct
+import zlib
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +25,8 @@ from fedkeep.agent.cells import FAR
 from fedkeep.config.canonical import stored_name
 from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
-from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.protocol.messages import Reason
 
@@ -68,6 +72,10 @@ class SampleMetadata(NamedTuple):
     uses: int = 0
     name: str = ""
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it said none or there was no room."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -94,6 +102,50 @@ def split_name(content: bytes, most: int) -> tuple[bytes, str]:
     return content[:start], content[start:end].decode(errors="replace")
 
 
+def join_extras(content: bytes, note: SampleMetadata, most: int) -> bytes:
+    """Return an encoded sample with what its record said of itself, in up to `most` bytes.
+
+    >>> note = SampleMetadata(1, time=1.75e9)
+    >>> content = join_extras(b"row", note, 16)
+    >>> split_extras(content, 16)
+    (b'row', {'time': 1750000000.0})
+    >>> split_extras(join_extras(b"row", note, 4), 4)
+    (b'row', {})
+    """
+    if not most:
+        return content
+    extras = b"" if math.isnan(note.time) else msgspec.msgpack.encode({"time": note.time})
+    extras = extras if len(extras) <= most else b""
+    return content + extras + bytes([len(extras)])
+
+
+def split_extras(content: bytes, most: int) -> tuple[bytes, dict[str, Any]]:
+    """Return an encoded sample and what else is known of it, as `join_extras` put them together."""
+    if not most:
+        return content, {}
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    if start == end:
+        return content[:start], {}
+    return content[:start], msgspec.msgpack.decode(content[start:end])
+
+
+def join_content(row: bytes, note: SampleMetadata, form: "SampleForm") -> bytes:
+    """Return an encoded sample with all that is kept behind it."""
+    named = join_name(join_extras(row, note, form.extra_bytes), note.name, form.name_bytes)
+    return join_target(note.target, named)
+
+
+def split_content(
+    blob: Blob, note: SampleMetadata, form: "SampleForm"
+) -> tuple[bytes, SampleMetadata]:
+    """Return the encoded sample of a record, and its note with what is kept behind the sample."""
+    target, content = split_target(blob.data[META_BYTES:], form.target_width)
+    content, name = split_name(content, form.name_bytes)
+    row, extras = split_extras(content, form.extra_bytes)
+    return row, note._replace(name=name, target=target, **extras)
+
+
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
     """Return a blob for a record: the note, and the sample as its codec encoded it.
 
@@ -104,11 +156,30 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
+def join_target(target: Sequence[float], row: bytes) -> bytes:
+    """Return an encoded sample with the numbers to predict before it, eight bytes each.
+
+    >>> split_target(join_target((12.5,), b"row"), 1)
+    ((12.5,), b'row')
+    >>> split_target(join_target((), b"row"), 0)
+    ((), b'row')
+    """
+    return np.asarray(target, dtype="<f8").tobytes() + row
+
+
+def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
+    """Return the numbers to predict and the encoded sample, as `join_target` put them together."""
+    end = 8 * width
+    return tuple(np.frombuffer(content[:end], dtype="<f8").tolist()), content[end:]
+
+
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
+    return SampleMetadata._make(
+        [*known, label, model, float(taken), wall, name, label, 0, "", (), math.nan]
+    )
 
 
 @dataclass(frozen=True)
@@ -126,15 +197,57 @@ class SampleForm:
     """Whether its score counts for less after use: then there is more to keep of its rank."""
     name_bytes: int = 0
     """The longest name that is kept with it; 0: none is."""
+    targets: NumberTargets | None = None
+    """What its targets look like that are numbers; None: it has a label."""
+
+    extra_bytes: int = 0
+    """Bytes for what its record said of itself, such as its own time; 0: that is not kept."""
+    payload_bytes: int | None = None
+    """A sample is a file of at most so many bytes, which are kept as they came; None: numbers."""
+    typical_bytes: int | None = None
+    """What such a file takes on average; None: as much as it may."""
+
+    @property
+    def target_width(self) -> int:
+        """How many numbers to predict are stored with it."""
+        return 0 if self.targets is None else self.targets.width
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a stored sample with its name, at most."""
-        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
+        """Bytes of a stored sample with all that is kept behind it, at most."""
+        return self._with_rest(self.payload_bytes or self.codec().nbytes)
+
+    @property
+    def typical_content(self) -> int:
+        """The same of a sample of average size."""
+        return self._with_rest(self.typical_bytes or self.payload_bytes or self.codec().nbytes)
+
+    def _with_rest(self, row: int) -> int:
+        behind = sum(most + 1 for most in (self.name_bytes, self.extra_bytes) if most)
+        return 8 * self.target_width + row + behind
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of a sample as it arrives."""
+        return self.payload_bytes or self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def longest_json(self) -> int:
+        """Bytes that a sample can take as JSON, where a file is written as base64."""
+        return 4096 + (2 * self.payload_bytes if self.payload_bytes else 32 * self.arriving_bytes)
+
+    @property
+    def longest_packed(self) -> int:
+        """Bytes that a sample can take as msgpack."""
+        return 4096 + (self.payload_bytes or 16 * self.arriving_bytes)
 
     def codec(self) -> SampleCodec:
         """Make the codec of such samples."""
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
+
+    def taken(self, x: object) -> AnyArray | bytes | None:
+        """Return a sample as it waits to be valued; None if it is none, or does not fit."""
+        return self.shaped(x) if self.payload_bytes is None else _payload(x)
 
     def shaped(self, x: object) -> AnyArray | None:
         """Return numbers in the samples' shape and type; None if they are none, or do not fit."""
@@ -157,6 +270,18 @@ class SampleForm:
             if array.ndim == 1 and array.size == np.prod(self.shape)
             else None
         )
+
+
+def _payload(x: object) -> bytes | None:
+    """Return the bytes of a file; in JSON they are base64."""
+    if isinstance(x, bytes | bytearray | memoryview):
+        return bytes(x)
+    if not isinstance(x, str):
+        return None
+    try:
+        return b64decode(x, validate=True)
+    except ValueError:
+        return None
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
@@ -264,6 +389,7 @@ _ROW = np.dtype(
     ]
 )  # fmt: skip
 ROW_BYTES = _ROW.itemsize
+_COLUMN_BYTES = [_ROW[name].itemsize for name in _ROW.names or ()]
 
 
 class Verdict(IntEnum):
@@ -301,24 +427,35 @@ class DecisionLog:
     def __init__(self, length: int, policy: str) -> None:
         self._rows: NDArray[np.void] = np.zeros(max(1, -(-length // CHUNK)) * CHUNK, dtype=_ROW)
         self._refused = self._rows.copy()
+        self._length = length
         self._written = self._refusals = 0
+        self._deflated: dict[int, AnyArray] = {}
+        """The chunks that have not changed since they were last stored, as they were stored."""
         self.policy, self._policy = policy, _logged(policy)
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
         """Log a decision that changed the store."""
-        self._rows[self._written % len(self._rows)] = (
+        place = self._written % len(self._rows)
+        self._deflated.pop(place // CHUNK, None)
+        self._rows[place] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
             note.model_version, note.wall, self._policy,
         )  # fmt: skip
         self._written += 1
 
     def add_refusals(
-        self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
+        self,
+        labels: IntArray,
+        ids: IntArray,
+        arrivals: IntArray,
+        outcome: Outcome,
+        model: int,
+        wall: float,
     ) -> None:
         """Log the refusals among the outcomes of a batch."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
-        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
+        columns = (ids, arrivals, labels, outcome.scores, outcome.thresholds)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
         rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (
@@ -357,21 +494,66 @@ class DecisionLog:
 
     def forget(self, ids: IntArray) -> None:
         """Leaves no trace of these samples' labels and values."""
+        self._deflated.clear()
         for rows in (self._rows, self._refused):
             rows[np.isin(rows["id"], ids)] = np.zeros((), dtype=_ROW)
             rows["displaced"][np.isin(rows["displaced"], ids)] = -1
 
     def snapshot(self) -> State:
-        """In chunks, of which a commit writes those that changed."""
-        chunks = {
-            str(i): self._rows[i * CHUNK : (i + 1) * CHUNK] for i in range(len(self._rows) // CHUNK)
-        }
+        """In deflated chunks, of which a commit writes those that changed."""
+        begun = min(len(self._rows), self._written) if self._length else 0
+        chunks = {str(i): self._chunk(i) for i in range(-(-begun // CHUNK))}
         return {"written": np.array(self._written), **chunks}
 
     def restore(self, state: State) -> None:
-        """Take over the chunks that are as long as one's own."""
-        for name, own in self.snapshot().items():
-            chunk = state.get(name)
-            if chunk is not None and chunk.dtype == _ROW and len(chunk) == CHUNK:
-                own[:] = chunk
+        """Take over the chunks that have a place here; a version before did not deflate them."""
+        for i in range(len(self._rows) // CHUNK):
+            chunk = _inflated(state.get(str(i), np.zeros(0)))
+            if chunk is not None:
+                self._rows[i * CHUNK : (i + 1) * CHUNK] = chunk
         self._written = int(state.get("written", 0))
+        self._deflated.clear()
+
+    def _chunk(self, index: int) -> AnyArray:
+        """Return a chunk as it is stored; it is deflated once, until it changes."""
+        found = self._deflated.get(index)
+        if found is None:
+            found = _deflated(self._rows[index * CHUNK : (index + 1) * CHUNK])
+            self._deflated[index] = found
+        return found
+
+
+def _deflated(rows: NDArray[np.void]) -> AnyArray:
+    """Return rows of the log in few bytes: place by place of each column, since many are alike.
+
+    >>> rows = np.zeros(CHUNK, dtype=_ROW)
+    >>> rows["id"], rows["score"] = np.arange(CHUNK), np.linspace(0, 1, CHUNK)
+    >>> len(_deflated(rows)) < rows.nbytes / 5
+    True
+    >>> bool((_inflated(_deflated(rows)) == rows).all())
+    True
+    """
+    columns = [np.ascontiguousarray(rows[name]) for name in _ROW.names or ()]
+    places = [column.view(np.uint8).reshape(len(rows), -1).T for column in columns]
+    deflated = zlib.compress(b"".join(place.tobytes() for place in places), 6)
+    return np.frombuffer(deflated, np.uint8)
+
+
+def _inflated(chunk: AnyArray) -> NDArray[np.void] | None:
+    """Return the rows of a stored chunk, deflated or not; None where it is none."""
+    if chunk.dtype == _ROW:
+        return chunk if len(chunk) == CHUNK else None
+    if chunk.dtype != np.uint8:
+        return None
+    try:
+        data = zlib.decompressobj().decompress(chunk.tobytes(), CHUNK * ROW_BYTES + 1)
+    except zlib.error:
+        return None
+    if len(data) != CHUNK * ROW_BYTES:
+        return None
+    rows, start = np.zeros(CHUNK, dtype=_ROW), 0
+    for name, size in zip(_ROW.names or (), _COLUMN_BYTES, strict=True):
+        places = np.frombuffer(data, np.uint8, CHUNK * size, start).reshape(size, CHUNK)
+        rows[name] = np.ascontiguousarray(places.T).view(_ROW[name]).ravel()
+        start += CHUNK * size
+    return rows

@@ -111,7 +111,8 @@ def _print_progress(known: "FirstFleet", *, running: bool) -> None:
         typer.echo("round     none yet")
         return
     accuracy = [e.accuracy for e in run.evaluations if e.accuracy is not None]
-    reached = f", accuracy {accuracy[-1]:.3f}" if accuracy else ""
+    measure = "R2" if run.header.measure == "r2" else "accuracy"
+    reached = f", {measure} {accuracy[-1]:.3f}" if accuracy else ""
     typer.echo(f"round     {run.rounds[-1].round if run.rounds else 0}{reached}")
     if (line := known.members()) is None:
         return
@@ -128,12 +129,14 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.agent.assembly import read_config
     from fedkeep.config.agreement import agreement_of
     from fedkeep.core.errors import ConfigError
+    from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
     spec = check_specification(known.specification)
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
-    terms = agreement_of(spec, spec.regions.count)
-    wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.labels}
+    terms = agreement_of(spec, region_term(spec.regions), spec.samples.numbers)
+    wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}
+    wanted |= {"samples.targets": spec.samples.targets, "samples.edges": spec.samples.edges}
     wanted |= {"model": spec.model}
     for number in known.devices():
         path = known.home(number) / "agent.toml"
@@ -142,9 +145,10 @@ def _require_startable(known: "FirstFleet") -> None:
         except ConfigError as error:
             typer.echo(f"agent-{number} cannot start: {path}: {error}", err=True)
             continue
-        has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.labels}
+        has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.count}
+        has |= {"samples.targets": config.samples.targets, "samples.edges": config.samples.edges}
         has |= {"model": config.model}
-        own = agreement_of(config.method, spec.regions.count)
+        own = agreement_of(config.method, region_term(config.regions), config.samples.numbers)
         for ours, theirs in ((wanted, has), (terms, own)):
             for key in sorted(ours.keys() | theirs.keys()):
                 if ours.get(key) != theirs.get(key):

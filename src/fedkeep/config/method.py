@@ -1,13 +1,20 @@
 """The method: all that a fleet does, without its data; with the form of its samples, a fleet."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.config.aliases import current
 from fedkeep.config.method_components import REGIONS, find_policy
-from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
+from fedkeep.config.options import (
+    EstimatorOptions,
+    RegionOptions,
+    StorageOptions,
+    TrainOptions,
+    learner_of,
+)
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
@@ -16,11 +23,12 @@ from fedkeep.core.gradient_exchange import GradientExchange, GradientSource, gra
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
-from fedkeep.core.regions import LabelRegions, Regions
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.registry import Registry, did_you_mean
 from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
+from fedkeep.core.targets import NumberTargets, targets_of
 from fedkeep.core.types import Vector
 from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
@@ -48,9 +56,10 @@ _OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 METHOD_KEYS = frozenset(
     {"model", "policy", "coordinator", "aggregation", "seed", "preset", *METHOD_TABLES}
 )
+_REGION_TABLES: dict[str, type[Any]] = {"regions": RegionOptions}
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
-FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+FLEET_KEYS = METHOD_KEYS | {"samples", "regions", *DEPLOYMENT_KEYS}
 _DEVICE_KEYS: dict[str, frozenset[str]] = {
     "storage": frozenset(field.name for field in fields(StorageOptions)),
     "waiting": frozenset(field.name for field in fields(WaitingOptions)),
@@ -171,6 +180,8 @@ class Method(MethodConfig):
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
+            gradient_layout=self.exchange.layout(learner),
+            noisy_gradients=self.privacy.protects("estimator"),
         )
 
 
@@ -179,22 +190,39 @@ class Samples:
     """`samples`: what every device's samples look like."""
 
     shape: tuple[int, ...]
-    labels: int
+    labels: int | None = None
+    """How many there are; of numbers to predict, leave it out."""
     names: tuple[str, ...] = ()
     """Of the labels, for people; their numbers unless given."""
+    targets: Literal["class", "number"] = "class"
+    """Whether targets are labels, or numbers to predict."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: intervals stand for labels in
+    plan and profiles. Empty: one interval."""
+    width: int = 1
+    """How many numbers a sample's target is, where targets are numbers."""
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.labels < 2:
+        count, numbers = targets_of(self.targets, self.labels, self.edges, self.width)
+        if numbers is None and count < 2:
             raise ValueError(
-                f"labels must be at least 2, got {self.labels}: "
-                "fedkeep values samples of a classifier"
+                f"labels must be at least 2, got {count}: a classifier tells some apart; of "
+                'numbers to predict set targets = "number"'
             )
-        if self.names and len(self.names) != self.labels:
-            raise ValueError(
-                f"names must be {self.labels}, one for each label, got {len(self.names)}"
-            )
+        if self.names and len(self.names) != count:
+            raise ValueError(f"names must be {count}, one for each label, got {len(self.names)}")
+
+    @property
+    def count(self) -> int:
+        """The number of labels, or of the intervals of numbers."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[0]
+
+    @property
+    def numbers(self) -> NumberTargets | None:
+        """What targets look like that are numbers; None: they are labels."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[1]
 
 
 @dataclass(frozen=True)
@@ -208,24 +236,33 @@ class FleetSpec(Method):
 
     samples: Samples
     preset: str
+    division: RegionOptions | Regions
+    """How the distribution is divided: by label, or around centroids."""
     deployment: Mapping[str, Table]
     """The tables of `DEPLOYMENT_KEYS`, as they stand."""
 
     @cached_property
     def learner(self) -> Learner:
         """The learner of `[model]`, for samples of this form."""
-        return learner_of(self.model, self.samples.shape, self.samples.labels)
+        samples = self.samples
+        return learner_of(self.model, samples.shape, samples.count, samples.numbers)
 
     @property
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
         divided = self.policy.balanced or self.names["coordinator"] != "none"
-        return LabelRegions(self.samples.labels if divided else 1)
+        samples = self.samples
+        own: Regions = LabelRegions(samples.count if divided else 1)
+        if divided and samples.numbers is not None:
+            own = TargetRegions(samples.numbers)
+        return deployed_regions(self.division, own, samples.shape)
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """The labels' names; their numbers where none are given."""
-        return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
+        if self.samples.numbers is not None and not self.samples.names:
+            return self.samples.numbers.names
+        return self.samples.names or tuple(str(label) for label in range(self.samples.count))
 
     def server(self) -> Server:
         """Make the server with the initial model of the seed."""
@@ -235,6 +272,36 @@ class FleetSpec(Method):
 
 _FLEET_DEFAULTS: Table = {"estimator": {"name": "round-mean"}}
 """Where a server that is to scale differs from an experiment: it keeps no vector of any device."""
+
+
+def division_of(table: Table) -> RegionOptions | Regions:
+    """Read the table `regions` of a fleet or of an agent."""
+    division: RegionOptions | Regions = parts_of(_REGION_TABLES, table)[0]["regions"]
+    return division
+
+
+def deployed_regions(
+    division: RegionOptions | Regions, own: Regions, shape: tuple[int, ...]
+) -> Regions:
+    """Return the regions of a fleet, the same on server and devices.
+
+    Parameters
+    ----------
+    division : RegionOptions or Regions
+        What `division_of` read.
+    own : Regions
+        What the fleet divides by where nothing else is asked: labels, intervals of numbers, or
+        one region where nobody divides slots.
+    shape : tuple of int
+        The shape of a sample.
+    """
+    if isinstance(division, RegionOptions):
+        return own
+    if own.count == 1:
+        raise ConfigError("'regions' divides slots, and neither policy nor coordinator does")
+    deployed = getattr(division, "deployed", None)
+    regions: Regions = division if deployed is None else deployed(math.prod(shape))
+    return regions
 
 
 def parse_fleet(table: Table) -> FleetSpec:
@@ -259,6 +326,7 @@ def parse_fleet(table: Table) -> FleetSpec:
     spec = FleetSpec(
         samples=build(Samples, table_of(table, "samples"), "samples"),
         preset=str(table.get("preset", DEFAULT)),
+        division=division_of(table),
         deployment={key: dict(table_of(table, key)) for key in DEPLOYMENT_KEYS},
         **method,
     )
@@ -266,6 +334,7 @@ def parse_fleet(table: Table) -> FleetSpec:
         raise ConfigError(
             "estimator 'exact' needs all devices' data in one place: it is for `fedkeep run` only"
         )
+    _ = spec.regions  # what is wrong of them is named before anything starts
     if spec.policy.unbounded:
         raise ConfigError(
             f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only"

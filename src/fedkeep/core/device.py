@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -214,6 +214,8 @@ class Device:
         """The round in which the device last took part."""
         self._declared: FloatArray | None = None
         self.waiting = waiting
+        self.logits: Callable[[Vector, AnyArray], AnyArray] | None = None
+        """What gives class scores from a model and samples, where that is not the learner."""
         self.entering: Callable[[IntArray], None] = lambda _: None
         """Called with the ids of samples whose gradients enter the sum of arrivals."""
         self._time = 0.0
@@ -280,10 +282,11 @@ class Device:
             self.waiting.rank(self.predict)
 
     def predict(self, x: AnyArray) -> FloatArray | None:
-        """Give the probability of each label under the present model; None without a model."""
-        if self.model is None or not len(x):
+        """Give the probability of each label under the present model, if the waiting room asks."""
+        if self.model is None or not len(x) or self.waiting is None or not self.waiting.predicts:
             return None
-        logits = np.asarray(self.learner.logits(self.model, x), dtype=np.float64)
+        logits_of = self.logits or self.learner.logits
+        logits = np.asarray(logits_of(self.model, x), dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             return np.asarray(scores / scores.sum(axis=1, keepdims=True))
@@ -414,23 +417,25 @@ class Device:
         for i, id_ in enumerate(ids.tolist()):
             one = slice(i, i + 1)
             label = self.waiting.early.pop(id_, None)
-            if label is None and scores is not None and id_ not in self.waiting:
-                label = int(pseudo[i])
-                self.waiting.counts["pseudo"] += label != UNLABELLED
+            sure = len(pseudo) and pseudo[i] != UNLABELLED
             if self.store.label_of(id_) is not None:
-                if label is not None and label != UNLABELLED:
-                    self.label(np.array([id_]), np.array([label]), time)
+                if label is not None:
+                    self.label(ids[one], np.array([label]), time)
                 results.append((OfferResult.REFRESHED, True))
-            elif label is not None and label != UNLABELLED:
-                outcome = self._count(Batch(x[one], np.array([label]), ids[one]), time)
-                results.append((OfferResult(int(outcome.results[0])), True))
-            else:
+                continue
+            if label is None and sure and id_ not in self.waiting:
+                label = int(pseudo[i])
+                self.waiting.counts["pseudo"] += 1
+            if label is None:
                 own = None if scores is None else scores[one]
                 results.append((self.waiting.offer(x[one], ids[one], own)[0], False))
+                continue
+            outcome = self._count(Batch(x[one], self._target(label), ids[one]), time)
+            results.append((OfferResult(int(outcome.results[0])), True))
         return results
 
     def label(
-        self, ids: IntArray, labels: IntArray, time: float
+        self, ids: IntArray, labels: AnyArray, time: float
     ) -> list[tuple[LabelResult, OfferResult | None]]:
         """Take in labels of samples that came before, or will come.
 
@@ -442,8 +447,8 @@ class Device:
         ----------
         ids : ndarray of int
             The samples' ids.
-        labels : ndarray of int
-            Their labels, which must be valid.
+        labels : ndarray
+            Their labels or targets, which must be valid.
         time : float
             When they came.
 
@@ -461,7 +466,7 @@ class Device:
                 results.append((LabelResult.UNKNOWN, None))
             elif id_ in self.waiting:
                 own = np.array([id_], dtype=np.int64)
-                batch = Batch(self.waiting.x([id_]), np.array([label]), own)
+                batch = Batch(self.waiting.x([id_]), self._target(label), own)
                 outcome = self._count(batch, time)
                 results.append((LabelResult.LABELLED, OfferResult(int(outcome.results[0]))))
             else:
@@ -488,13 +493,20 @@ class Device:
         """Take in samples whose labels are known now, as arrivals of now."""
         return self.ingest(batch, time, self.measure(batch))
 
-    def _correct(self, id_: int, before: int, label: int) -> LabelResult:
+    def _target(self, label: float) -> AnyArray:
+        """Make the targets of one sample's batch from its label."""
+        if self._targets is None:
+            return np.array([label], dtype=np.int64)
+        return self._targets.settled(np.array([label]))
+
+    def _correct(self, id_: int, before: Any, label: float) -> LabelResult:
         """Replace the label of a stored sample, and score it anew; sums keep what they counted."""
-        if label == before:
+        target = self._target(label)
+        if np.array_equal(target[0], before):
             return LabelResult.KNOWN
         stored = self.store.stored()
         place = np.flatnonzero(stored.batch.ids == id_)
-        batch = replace(stored.batch.take(place), y=np.array([label], dtype=np.int64))
+        batch = replace(stored.batch.take(place), y=target)
         measured = self.measure(batch)
         region = int(self.regions.assign(batch, measured)[0])
         seed = child_seed(self.seed, "revalue", self.round)
@@ -506,7 +518,7 @@ class Device:
             stored.uses[place],
         )
         score = float(self.selection.new_scores(alone, measured, seed)[0])
-        self.store.relabel(id_, label, region, score)
+        self.store.relabel(id_, target[0].item(), region, score)
         return LabelResult.CORRECTED
 
     def participate(self, order: TrainOrder) -> Report:
@@ -669,7 +681,10 @@ class Device:
                 plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"])
             )
         if selection.divides and selection.frequencies.targets.any():
-            self.store.configure(selection.frequencies.targets)
+            if selection.frequencies.targets.sum() > self.capacity:  # some slots are others' now
+                selection.divide()
+            else:
+                self.store.configure(selection.frequencies.targets)
         self.model = selection.global_gradient = self.probe = None
         if "model" in state:
             self.set_model(state["model"], state.get("direction"))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -214,10 +214,10 @@ class Store(DescribedState, Protocol):
         A score of -inf drops a sample, whose id is returned.
         """
 
-    def label_of(self, id_: int) -> int | None:
+    def label_of(self, id_: int) -> Any:
         """Give the label of a stored sample; None if no sample of that id is stored."""
 
-    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+    def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample, with its region and score; gives what goes."""
 
     def mark_used(self, ids: IntArray) -> None:

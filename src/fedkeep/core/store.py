@@ -293,13 +293,14 @@ class MemoryStore:
             if entry.arrival < before and entry.key[0] != _GIVES_WAY:
                 self._rekey(entry, (_GIVES_WAY, *entry.key[1:]))
 
-    def label_of(self, id_: int) -> int | None:
+    def label_of(self, id_: int) -> Any:
         """Give the label of a stored sample; None if no sample of that id is stored."""
         entry = self._entries.get(id_)
         return None if entry is None else entry.y
 
-    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+    def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample; what no longer fits its region's slots goes."""
+        self._settle()
         entry = self._entries[id_]
         self._drop(entry)
         entry.y, entry.region, entry.score = label, region, score

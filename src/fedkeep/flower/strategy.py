@@ -145,7 +145,10 @@ class FedkeepStrategy:
         figures = {
             device: (own.samples, own.total_loss, own.correct) for device, own in evaluated.items()
         }
-        evaluation, cuts = merge_evaluations(figures, capped=self.server.limits.enabled)
+        errors = {device: own.errors for device, own in evaluated.items() if own.errors is not None}
+        evaluation, cuts = merge_evaluations(
+            figures, capped=self.server.limits.enabled, errors=errors
+        )
         self._rejections.add(*cuts, *summary.rejections)
         rejections = self._rejections.take()
         outcome = RoundOutcome(

@@ -214,6 +214,12 @@ class TorchLearner:
                 [network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
             ).numpy()
 
+    def logits_of(self, model: Vector, numbers: AnyArray) -> AnyArray:
+        """Compute the outputs for samples of the objective's pool, by their numbers, (n, 1)."""
+        network = self._network
+        with network.loaded(model, frozen=False):
+            return network.objective.outputs_of(network.module, numbers).numpy()
+
 
 @dataclass(frozen=True)
 class TorchLoss:
