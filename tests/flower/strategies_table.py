@@ -83,6 +83,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         deployment = AsStartedByFlower(Path(folder) / "fleet", port=free_port(), insecure=True)
         with LocalFleet(deployment) as fleet:
+            fleet.environment["RAY_worker_niceness"] = "0"  # 15 by default: others starve it
             fleet.start_superlink()
             for number, (strategy, mod) in enumerate(combinations()):
                 if only and not {strategy, mod} & set(only):
