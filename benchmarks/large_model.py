@@ -106,7 +106,10 @@ def kept(gist: dict[str, str], width: int, rounds: int) -> dict[str, float]:
                 optimizer.step()
             about = keeper.records()["fedkeep.keeper"]
         up = sum(len(v) for v in about.values() if isinstance(v, bytes))
-        sizes = {"up_bytes": float(up), "model_bytes": 4.0 * sum(map(torch.numel, net.parameters()))}
+        sizes = {
+            "up_bytes": float(up),
+            "model_bytes": 4.0 * sum(map(torch.numel, net.parameters())),
+        }
     return sizes | {"seconds": process_time() - began}
 
 
