@@ -148,7 +148,7 @@ def read_gradient(record: ConfigRecord) -> Vector:
     if (len(raw), len(scales)) != expected:
         raise RejectedError(
             RejectionReason.MALFORMED,
-            f"{length} numbers in {word} take {expected} bytes, not {(len(raw), len(scales))}",
+            f"{length} numbers in {word!r} take {expected} bytes, not {(len(raw), len(scales))}",
         )
     numbers = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
     return unpack({"packed": numbers, "scales": decode(scales)}, length)
