@@ -124,6 +124,7 @@ def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
         "paper": arena,
         "bytes": bytes_table,
         "helps": settings_table,
+        "labels": settings_table,
         "choice": settings_table,
     }
     files = {name: experiments / "suites" / f"{name}.toml" for name in (*tables, "gist")}

@@ -216,3 +216,30 @@ def test_a_simulation_describes_itself() -> None:
 def test_a_run_that_diverges_is_reported() -> None:
     found = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], learning_rate=1e300, **SMALL)
     assert any("diverged" in note and "lower train.learning_rate" in note for note in found.notes)
+
+
+def test_each_method_at_its_own_rate(tmp_path: Path) -> None:
+    found = fedkeep.compare(
+        X, Y, DEVICE, methods=["fifo", Newest], learning_rate="own", out=tmp_path / "runs", **SMALL
+    )
+    tried = fedkeep.load_records(tmp_path / "runs-rates").runs
+    assert {run.header.seed for run in tried} == {1001, 1002}
+    assert {run.header.seed for run in found.runs} == {0, 1}
+    rates = {run.header.config["train"]["learning_rate"] for run in tried}
+    assert rates == {0.0166667, 0.05, 0.15, 0.5}
+    for method in ("fifo", "Newest"):
+        reached: dict[float, list[float]] = {}
+        for run in tried:
+            if run.header.method == method:
+                last = [e.accuracy or 0.0 for e in run.evaluations if e.round][-5:]
+                rate = run.header.config["train"]["learning_rate"]
+                reached.setdefault(rate, []).append(sum(last) / len(last))
+        best = max(sum(values) for values in reached.values())
+        chosen = min(rate for rate, values in reached.items() if sum(values) == best)
+        used = {
+            r.header.config["train"]["learning_rate"]
+            for r in found.runs
+            if r.header.method == method
+        }
+        assert used == {chosen}
+        assert any(f"{method} {chosen:g}" in note for note in found.notes)

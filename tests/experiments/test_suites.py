@@ -1,6 +1,9 @@
 """Suites: what is run and in which order, whose rate is whose, and what the tables show."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from lab.findings import Findings, arena, bytes_table, gist_summary, share_close
 from lab.opening import candidates, opening
 from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
 
+import fedkeep
 from fedkeep.agent.record import META_BYTES
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError
@@ -142,6 +146,9 @@ def test_a_suite_runs_what_is_lacking_and_nothing_twice(
     assert "the time is up" in capsys.readouterr().out
     assert len(next_runs(found, curves, set())) == 5
     run_suite(found, curves, tmp_path / "runs", jobs=1, minutes=None)
+    printed = capsys.readouterr().out
+    assert "[1 of 5, " in printed
+    assert "[5 of 5, 0 s left]" in printed
     assert next_runs(found, Curves(tmp_path / "curves"), set()) == []
     capsys.readouterr()
     run_suite(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
@@ -168,6 +175,61 @@ def test_processes_make_the_same_curves(tmp_path: Path) -> None:
     runs = [run for stage in found.stages for run in found.wanted(stage, one)]
     for run in runs:
         first, second = one.find(run.digest), two.find(run.digest)
+        assert first is not None
+        assert second is not None
+        assert first.accuracy == second.accuracy
+
+
+RAY = """
+import os, sys
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+sys.path.insert(0, sys.argv[1])
+from lab.curves import Curves
+from lab.suite import read_suite, run_suite
+
+folder = Path(sys.argv[2])
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000}
+)
+try:
+    os.environ["RAY_ADDRESS"] = cluster.address
+    found = read_suite(folder / "small.toml").only(["small"], ["fifo"])
+    curves = Curves(folder / "ray")
+    run_suite(found, curves, folder / "runs", jobs=1, minutes=None, backend="ray")
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.real
+def test_a_cluster_makes_the_same_curves(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = suite(tmp_path).only(["small"], ["fifo"])
+    around = {
+        **os.environ,
+        "PYTHONPATH": str(Path(fedkeep.__file__).parents[1]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, str(EXPERIMENTS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=around,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    here, there = Curves(tmp_path / "here"), Curves(tmp_path / "ray")
+    run_suite(found, here, tmp_path / "local", jobs=1, minutes=None)
+    runs = [run for stage in found.stages for run in found.wanted(stage, here)]
+    assert runs
+    for run in runs:
+        first, second = here.find(run.digest), there.find(run.digest)
         assert first is not None
         assert second is not None
         assert first.accuracy == second.accuracy

@@ -51,10 +51,10 @@ DATA = [
     ("long.csv", "line 62: 5 cells, but the header has 4"),
     ("twice.csv", "has 2 columns called 'a': give each a name of its own"),
     ("text.csv", "line 62: a is 'warm', which is no number: leave the column out,"),
-    ("nan.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
-    ("inf.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
+    ("nan.csv", "line 62: a feature is missing, NaN or infinite"),
+    ("inf.csv", "line 62: a feature is missing, NaN or infinite"),
     ("blank.csv", "line 62: a is '', which is no number: leave the column out, or"),
-    ("huge.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
+    ("huge.csv", "line 62: a feature is missing, NaN or infinite"),
     ("nolabel.csv", "line 62: label '' is neither a whole number nor a name"),
     ("nodevice.csv", "line 62: device '' is neither a whole number nor a name"),
     ("onelabel.csv", "has a single label, 'ok': there is nothing to tell apart"),
@@ -87,7 +87,7 @@ DATA = [
     ("y2.npz", "label must be one value a sample, got shape (60, 2)"),
     ("zero.npz", "holds no sample"),
     ("nofeature.npz", "a sample has no feature, x has shape (60, 0)"),
-    ("big.npz", "sample 0: a feature is missing, NaN, infinite or above 3e38 (60"),
+    ("big.npz", "sample 0: a feature is missing, NaN or infinite"),
     ("none.npz", "has no array 'x'; it has none"),
     ("floaty.npz", "the label is a measurement, such as '0.5' (regression); fedkeep"),
     ("floatd.npz", "sample 0: device '0.5' is neither a whole number nor a name"),
@@ -100,7 +100,7 @@ DATA = [
     ("binary.parquet", "cannot be read as Parquet: Could not open Parquet input source"),
     ("empty.parquet", "cannot be read as Parquet: Could not open Parquet input source"),
     ("nested.parquet", "row 0: a is '[1. 2.]', which is no number: leave the column"),
-    ("null.parquet", "row 0: a feature is missing, NaN, infinite or above 3e38 (30"),
+    ("null.parquet", "row 0: a feature is missing, NaN or infinite"),
     ("nulllabel.parquet", "row 1: label 'None' is neither a whole number nor a name"),
     ("nolabel.parquet", "has no column 'label'; it has 'device', 'a' (set task.label)"),
     ("sources.py:missing", "'sources.py' has no 'missing': known are: broken, empty, needs,"),
@@ -128,7 +128,7 @@ DATA = [
 SETTINGS = [
     ("train=5", "'train' must be a table, got 5"),
     ("train.rounds.x=5", "'train.rounds' cannot be {'x': 5}: expected 'int', got 'object'"),
-    ("train.rounds=0", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("train.rounds=0", "in [train]: rounds must be 1 or more, got 0"),
     ("train.rounds=1.5", "'train.rounds' cannot be 1.5: expected 'int', got 'float'"),
     ("train.rounds=1e400", "'train.rounds' cannot be inf: expected 'int', got 'float'"),
     ("train.rounds=nan", "'train.rounds' cannot be nan: expected 'int', got 'float'"),
@@ -137,7 +137,7 @@ SETTINGS = [
     ("train.rounds=[1,2]", "'train.rounds' cannot be [1, 2]: expected 'int', got 'array'"),
     (
         "train.rounds=99999999999999999999",
-        "in [train]: rounds must be between 1 and 2147483647, got",
+        "in [train]: rounds must be at most 2147483647, got",
     ),
     ("train.rounds=١٢", "'train.rounds' cannot be '١٢': expected 'int', got 'str'"),
     ("train.round=5", "unknown key 'train.round': did you mean 'rounds'?"),
@@ -155,12 +155,12 @@ SETTINGS = [
     ("train.dropout=-0.1", "in [train]: dropout must be at least 0 and below 1, got -0.1"),
     ("train.batch_size=0", "in [train]: batch_size must be 1 or more, got 0"),
     ("train.decay=-1", "in [train]: decay must be above 0 and at most 1, got -1.0"),
-    ("storage.capacity=0", "in [storage]: capacity must be between 1 and 2147483647, got 0"),
+    ("storage.capacity=0", "in [storage]: capacity must be 1 or more, got 0"),
     ("storage.capacity=2.5", "'storage.capacity' cannot be 2.5: expected 'int | array', got"),
     ('storage.capacity="many"', "'storage.capacity' cannot be 'many': expected 'int | array',"),
     (
         "storage.capacity=99999999999999999999",
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     ("storage.capacity=[1,2]", "has 2 numbers for 4 devices: give one for each"),
     ("storage.capacities=[1]", "unknown key 'storage.capacities': did you mean 'capacity'?"),
@@ -244,7 +244,7 @@ SETTINGS = [
     ("sweep.seed=5", "'sweep.seed' must be a list of values, got 5"),
     ("sweep.seed=[0,0]", "two runs would both be called 'balanced-reservoir-seed0': give"),
     ('sweep.seed=["a"]', "'seed' must be a whole number of at least 0, got 'a'"),
-    ("sweep.train.rounds=[0]", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("sweep.train.rounds=[0]", "in [train]: rounds must be 1 or more, got 0"),
     ("sweep.nothing=[1]", "unknown key 'nothing': known are: aggregation, coordinator,"),
     ("methods=5", "'sweep' and 'methods' must be tables"),
     ("methods=[]", "'methods' must be one or more different names, got []"),
@@ -253,7 +253,7 @@ SETTINGS = [
     ("methods.a=5", "'methods.a' must be a table of what differs, got 5"),
     (
         "methods.a.storage.capacity=0",
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     ("\u017feed=1", "unknown key '\u017feed': did you mean 'seed'?"),
 ]
@@ -429,7 +429,7 @@ COMMANDS = [
     ("paper ../tasks", "unknown experiment '../tasks': known are: ablation, authors,"),
     (
         "paper table2 --task st --set train.rounds=0",
-        "in [train]: rounds must be between 1 and 2147483647, got 0",
+        "in [train]: rounds must be 1 or more, got 0",
     ),
     ("demo --port 70000", "Invalid value for '--port': 70000 is not in the range"),
     ("demo --out good.csv", "cannot keep records in good.csv: File exists; choose another"),
@@ -515,7 +515,7 @@ COMMANDS = [
     ),
     (
         "advise good.csv --capacity 99999999999999999999",
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     ("agent run nowhere.toml", "there is no file nowhere.toml"),
     ("agent run folder.toml", "cannot read folder.toml: Is a directory"),
@@ -942,7 +942,7 @@ FLEETS = [
     (", labels = 2", "", "'samples.labels' is missing"),
     ("[3]", "[0]", "in [samples]: shape must be one or more positive numbers, got"),
     ("labels = 2", "labels = 0", "in [samples]: labels must be at least 2, got 0: fedkeep values"),
-    ("rounds = 2", "rounds = 0", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("rounds = 2", "rounds = 0", "in [train]: rounds must be 1 or more, got 0"),
     ('"softmax"', '"lenett"', "unknown model 'lenett': did you mean 'lenet'?; your own is"),
     ('"softmax"', '"lenet"', "model 'lenet' cannot take samples of shape [3]: Expected 3D"),
     (
@@ -1043,11 +1043,11 @@ CALLS = [
     (lambda: compared([["a"]] * 60, Y, D), "the samples: x must be numbers, got <U1"),
     (
         lambda: compared(np.where(X > 1, np.nan, X), Y, D),
-        "the samples, sample 2: a feature is missing, NaN, infinite or",
+        "the samples, sample 2: a feature is missing, NaN or infinite",
     ),
     (
         lambda: compared(X * 1e300, Y, D),
-        "the samples, sample 0: a feature is missing, NaN, infinite or",
+        "the samples, sample 0: a feature is missing, NaN or infinite",
     ),
     (lambda: compared(X + 1j, Y, D), "the samples: x must be numbers, got complex128"),
     (lambda: compared(X[:0], Y[:0], D[:0]), "the samples holds no sample"),
@@ -1176,7 +1176,7 @@ CALLS = [
     (lambda: compared(X, Y, D, seeds=True), "seeds must be a whole number of at least 1, got True"),
     (
         lambda: compared(X, Y, D, capacity=0),
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     (
         lambda: compared(X, Y, D, capacity=2.5),
@@ -1192,7 +1192,7 @@ CALLS = [
     ),
     (
         lambda: compared(X, Y, D, capacity=100000000000000000000),
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     (lambda: compared(X, Y, D, rounds=0), "rounds must be a whole number of at least 1, got 0"),
     (lambda: compared(X, Y, D, rounds=-5), "rounds must be a whole number of at least 1, got -5"),
@@ -1240,7 +1240,7 @@ CALLS = [
     ),
     (
         lambda: compared(X, Y, D, learning_rate="own?"),
-        "'train.learning_rate' cannot be 'own?': expected 'float', got",
+        "'train.learning_rate' cannot be 'owned': expected 'float', got",
     ),
     (
         lambda: compared(X, Y, D, model="lenett"),
@@ -1315,7 +1315,7 @@ CALLS = [
     (lambda: compared(FRAME.iloc[:0], "label", "device"), "the frame holds no sample"),
     (
         lambda: compared(FRAME.assign(a=np.nan), "label", "device"),
-        "the frame, row 0: a feature is missing, NaN, infinite or above",
+        "the frame, row 0: a feature is missing, NaN or infinite",
     ),
     (lambda: compared(FRAME, "label", [1, 2]), "columns must be of one length, got [2, 60]"),
     (
@@ -1389,7 +1389,7 @@ CALLS = [
     ),
     (
         lambda: fedkeep.advise("good.csv", capacity=0),
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     (
         lambda: fedkeep.advise("good.csv", capacity="x"),

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 from fedkeep.advice.budget import spend_on_device
 from fedkeep.advice.profile import DatasetProfile, describe
@@ -60,6 +60,7 @@ def advise(
     time: str | None = None,
     devices: int | None = None,
     model: str = "softmax",
+    target: Literal["class", "number"] | None = None,
     jobs: int | None = None,
     backend: Backend = "local",
     out: Path | str | None = None,
@@ -91,6 +92,8 @@ def advise(
         Divide the samples among so many devices, if the data names none.
     model : str
         `softmax`, `mlp`, or `module:factory`.
+    target : {"class", "number"}, optional
+        Whether the label is a class, or a number to predict; by default as the data shows it.
     jobs : int, optional
         Runs at a time; by default one a processor.
     backend : {"local", "ray"}
@@ -112,6 +115,7 @@ def advise(
     task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
     task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
     task |= {"time": time} if time is not None else {}
+    task |= {"target": target} if target is not None else {}
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})

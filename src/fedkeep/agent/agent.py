@@ -1,6 +1,7 @@
 """The agent: one device, its durable store, and the loop that values, keeps and commits."""
 
 import logging
+import math
 import threading
 import time
 from collections import ChainMap
@@ -21,7 +22,8 @@ from fedkeep.agent.arrivals import (
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.label_names import LabelNames
 from fedkeep.agent.pacing import CommitPacer
-from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.payloads import PayloadError
+from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verdict
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
@@ -37,6 +39,8 @@ from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
+    from fedkeep.agent.remote import Remote
+    from fedkeep.agent.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -66,7 +70,12 @@ class Agent:
     """
 
     def __init__(
-        self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
+        self,
+        device: Device,
+        store: DurableStore,
+        reserve: int,
+        config: "AgentConfig",
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
@@ -88,6 +97,12 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self.uploads: Uploads | None = None
+        """What leaves the device by consent; None: no sample does."""
+        self.remote: Remote | None = None
+        """Who may change settings from afar; None: nobody."""
+        self.decode = decode
+        """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
@@ -186,7 +201,7 @@ class Agent:
                 self._value_alone()
             self.counters.update(self.intake.counted())
             now = self._last_step = time.monotonic()
-            full = len(self.store.staged) > self._reserve - self._batch
+            full = self.store.staged_samples > self._reserve - self._batch
             early = bool(self._awaited_whole) and self._whole_due()
             if full or early or self._pacer.due(awaited=bool(self._awaited)):
                 self.commit(whole=self._whole_due())
@@ -286,6 +301,8 @@ class Agent:
     ) -> "tuple[Batch, list[Arrival], _Fates]":
         """Return valid samples with their arrivals, and the fates of the others."""
         form, labels = self.intake.form, self.config.samples.count
+        if self.decode is not None:
+            self._make_numbers(group)
         known = ChainMap(self.store.records, self.store.unlabelled)
         batch, sound, refused = screen(
             group,
@@ -304,13 +321,41 @@ class Agent:
             for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
             if (name := written_id(arrival.id)) != str(id_)
         }
+        self._note_beside(batch, sound)
         return batch, sound, [(arrival, f"refused.{reason}") for arrival, reason in refused]
 
     def _show_refused(self, source: str, refused: list[tuple[Arrival, str]]) -> None:
         for arrival, reason in refused:
-            if reason not in ("shape", "erased"):
+            if arrival.x is not None and reason != "erased":
                 record = {"x": arrival.x, "y": arrival.y, "id": arrival.id}
                 self.intake.refuse(reason, source, record, count=0)
+
+    def _make_numbers(self, arrivals: list[Arrival]) -> None:
+        """Decode files; one that is none of the decoder's gets the reason instead of numbers."""
+        assert self.decode is not None
+        for arrival in arrivals:
+            if arrival.x is None:
+                continue
+            arrival.payload, arrival.x = arrival.x, None
+            try:
+                arrival.x = self.decode(arrival.payload)
+            except PayloadError as error:
+                arrival.wrong = error.reason
+                shown = f"{written_id(arrival.id)}: {len(arrival.payload)} bytes: {error}"
+                self.intake.refuse(error.reason, arrival.source, shown, count=0)
+
+    def _note_beside(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        """Give the store what is kept beside the numbers of a batch: own times, and files."""
+        now = self.store.clock.wall()
+        behind, ahead = self.config.samples.latest_days * DAY, self.config.store.tolerance
+        self.store.times, self.store.payloads = {}, {}
+        for id_, arrival in zip(batch.ids.tolist(), arrivals, strict=True):
+            if arrival.payload is not None:
+                self.store.payloads[id_] = arrival.payload
+            if not math.isnan(arrival.time):
+                self.store.times[id_] = arrival.time
+                if not now - behind <= arrival.time <= now + ahead:
+                    self.counters["time.doubted"] += 1
 
     def _take_in(self, batch: Batch) -> list[str]:
         """Value and store what is worth it; returns what became of each sample.
@@ -449,13 +494,13 @@ class Agent:
         So is what a damaged file gave back though it was erased.
         """
         with self.lock:
-            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
-            clock.look()
+            days, erased = self.config.store.ttl_days, self.tombstones.ids
+            self.store.clock.look()
             notes = [*self.store.records.items(), *self.store.unlabelled.items()]
             expired = [
                 id_
                 for id_, note in notes
-                if (days and clock.age(note.taken, note.wall) > days * DAY) or id_ in erased
+                if (days and self._age(note) > days * DAY) or id_ in erased
             ]
             if not expired or not self.commit(whole=bool(self._awaited_whole)):
                 return 0
@@ -465,6 +510,16 @@ class Agent:
             self.counters["expired"] += removed
             discard_copies(self.store_path)
         return len(expired)
+
+    def _age(self, note: SampleMetadata) -> float:
+        """Return for how many seconds a sample has certainly been there.
+
+        Its own time may make it older than its arrival, as far as that is believed, never younger.
+        """
+        begun = note.wall
+        if note.wall - self.config.samples.latest_days * DAY <= note.time < note.wall:
+            begun = note.time
+        return self.store.clock.age(note.taken, begun)
 
     def erase(self, ids: list[int]) -> int:
         """Remove samples from file, log and free space.

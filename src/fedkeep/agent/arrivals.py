@@ -39,8 +39,8 @@ class Arrival:
     """
 
     x: Any
-    """Anything a source read; in the queue, an array of the samples' form, or None if it is
-    none."""
+    """Anything a source read; in the queue, an array of the samples' form, or a file's bytes, or
+    None if it is neither."""
     y: Any
     id: Any
     source: str
@@ -49,6 +49,10 @@ class Arrival:
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
     time: float = math.nan
     """The record's own time, in seconds since 1970; NaN where it has none."""
+    payload: bytes | None = None
+    """Its file, where samples are files, once `x` was made of it."""
+    wrong: str = "shape"
+    """The reason for which it is refused where `x` is None."""
     fields: dict[str, Scalar] = field(default_factory=dict)
     """What else the record says of itself: numbers, texts and flags by name, few and short."""
     label_only: bool = False
@@ -104,8 +108,6 @@ class IngestQueue:
         key: bytes | None = None,
     ) -> None:
         self.form, self._limit, self._calm = form, limit, calm_seconds
-        self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-        """Of a sample as it arrives; it bounds what sources read at once."""
         self.stopped = self.held = False
         self.ends = False
         """Whether the agent ends with its sources: else a pipe waits for its next writer."""
@@ -175,9 +177,12 @@ class IngestQueue:
         """Bring a sample's numbers into the samples' form; None where they are none."""
         if arrival.label_only:
             return
-        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
+        came, arrival.x = arrival.x, self.form.taken(arrival.x)
+        most = self.form.payload_bytes
+        if most is not None and arrival.x is not None and len(arrival.x) > most:
+            arrival.x, arrival.wrong = None, "oversized"
         if arrival.x is None:
-            self.refuse("shape", arrival.source, came, count=0)
+            self.refuse(arrival.wrong, arrival.source, came, count=0)
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
         """Count what could not even be read as a sample, and keep how it began.
@@ -261,8 +266,7 @@ class IngestQueue:
 
 def queue_limit(form: SampleForm) -> int:
     """Return how many samples wait by default: those of four megabytes, within 64 and 4,096."""
-    sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-    return min(4096, max(64, (4 << 20) // sample_bytes))
+    return min(4096, max(64, (4 << 20) // form.arriving_bytes))
 
 
 def _shown(raw: Any) -> str:
@@ -456,7 +460,7 @@ def screen(
     rows, numbers, refused = [], [], []
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
-            reason = "shape"
+            reason = arrival.wrong
         elif not known[row]:
             reason = "label"
         elif not named[row]:
@@ -466,7 +470,7 @@ def screen(
         elif huge[row]:
             reason = "huge"
         else:
-            content = x[row].tobytes()
+            content = x[row].tobytes() if arrival.payload is None else arrival.payload
             number = recognised(ids, arrival.source, arrival.id, content, stored)
             if not is_erased(ids, number, arrival.id, content, erased):
                 rows.append(row)

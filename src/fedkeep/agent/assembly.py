@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +16,14 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.payloads import PayloadDecoder
 from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
+from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
 from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import (
+    EXTRA_BYTES,
     NAME_BYTES,
     Opened,
     StoreLayout,
@@ -30,16 +33,24 @@ from fedkeep.agent.store_file import (
     open_file,
     plan,
 )
+from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store
-from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
-from fedkeep.config.options import MetricsOptions, learner_of
+from fedkeep.config.method import (
+    DEVICE_TABLES,
+    MethodConfig,
+    deployed_regions,
+    division_of,
+    parse_method,
+    table_of,
+)
+from fedkeep.config.options import MetricsOptions, RegionOptions, learner_of
 from fedkeep.config.presets import DEFAULT
 from fedkeep.core.bounds import check_range
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
-from fedkeep.core.regions import regions_for
+from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import (
@@ -70,6 +81,7 @@ _ARRAY_HEAD_BYTES = 48
 """What the file writes of an array beside its numbers, on average."""
 _POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
+_LARGEST_PAYLOAD = 1 << 26
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
 
@@ -120,6 +132,17 @@ class SampleOptions:
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all \
 others for ever."""
+    decoder: str | None = None
+    """What makes numbers of samples that are files, kept byte for byte: `image` (JPEG, PNG), \
+`audio` (WAV, FLAC), `npy`, or `module:function` from bytes to an array; None: they are numbers."""
+    payload_bytes: int = 65_536
+    """The longest such file; a longer one is refused as `oversized`."""
+    decoded_numbers: int = 16_000_000
+    """One that would decode to more numbers, such as pixels times colours, is refused before it \
+is decoded."""
+    latest_days: float = 7.0
+    """How much later than its own time a sample may come; one that says more, or that it is of \
+the future, has a wrong clock: its age counts from its arrival."""
     names: tuple[str, ...] = ()
     """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 0.0
@@ -128,7 +151,13 @@ kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)
-        check_range(self, "outlier", least=0)
+        check_range(self, "outlier", "latest_days", least=0)
+        check_range(self, "payload_bytes", least=64, most=_LARGEST_PAYLOAD)
+        check_range(self, "decoded_numbers", least=1, most=_MOST_NUMBERS)
+        if self.decoder is not None and self.dtype != "float32":
+            raise ValueError(
+                "dtype is of numbers, and with a decoder the files are stored: leave it out"
+            )
         check_range(self, "labels", least=1, most=_MOST_LABELS)
         count, _ = targets_of(self.targets, self.labels, self.edges, self.width)
         if not self.shape or min(self.shape) < 1:
@@ -167,19 +196,35 @@ class AgentConfig:
     samples: SampleOptions
     store: StoreOptions
     metrics: MetricsOptions
+    upload: UploadOptions
+    remote: RemoteOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
     accounted: bool
     """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
+    division: RegionOptions | Regions
+    """How samples are divided: by label, or around centroids that all devices share."""
+    stream: str = ""
+    """What this stream is called among several of one process; empty where it is the only one."""
+    table: Table = field(default_factory=dict, repr=False, compare=False)
+    """The tables of which it was made."""
+
+    @property
+    def regions(self) -> Regions:
+        """What store and plan divide."""
+        samples = self.samples
+        own = regions_for(self.method.policy, samples.count, samples.numbers)
+        return deployed_regions(self.division, own, samples.shape)
 
     @property
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
         names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
-        store = self.store
+        store, is_file = self.store, self.samples.decoder is not None
+        extra = EXTRA_BYTES * is_file if store.extra_bytes is None else store.extra_bytes
         return SampleForm(
             dtype,
             self.samples.shape,
@@ -188,16 +233,19 @@ class AgentConfig:
             discounts,
             names,
             self.samples.numbers,
+            extra,
+            self.samples.payload_bytes if is_file else None,
+            store.typical_bytes,
         )
 
 
 _OPTIONS: dict[str, Any] = {
-    field.name: field.type
-    for field in fields(AgentConfig)
-    if is_dataclass(field.type) and field.name != "method"
+    one.name: one.type
+    for one in fields(AgentConfig)
+    if is_dataclass(one.type) and one.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
-_TABLES = ("preset", "model", "source", *_METHOD, *_OPTIONS)
+_TABLES = ("preset", "model", "source", "regions", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -205,8 +253,8 @@ def read_config(path: Path) -> AgentConfig:
     return parse_config(read_toml(path))
 
 
-def parse_config(table: Table) -> AgentConfig:
-    """Check the tables of a configuration.
+def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
+    """Check the tables of the configuration of one stream.
 
     >>> samples = {"shape": [2], "labels": 2}
     >>> config = parse_config({"samples": samples, "source": [{"kind": "lines"}]})
@@ -214,6 +262,8 @@ def parse_config(table: Table) -> AgentConfig:
     ('balanced-reservoir', 9000000, 'lines')
     """
     table = current(table)
+    if "stream" in table:
+        raise ConfigError("there are several streams in this file, where one is wanted")
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
@@ -234,15 +284,41 @@ def parse_config(table: Table) -> AgentConfig:
         model=dict(table.get("model", {})),
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
+        division=division_of(table),
+        stream=stream,
+        table=table,
     )
+    _ = config.regions  # what is wrong of them is named before anything starts
     if method.waiting.share and config.samples.numbers is not None:
         raise ConfigError(
             "[waiting] is for samples whose label comes later, and targets are numbers: leave it "
             "out, and give each sample with its number"
         )
     check_names(config.sources)
+    _check_payloads(config)
     config.form.codec()  # says whether what is asked of it can be
     return config
+
+
+def _check_payloads(config: AgentConfig) -> None:
+    """Rejects options of the store for numbers where samples are files, and the reverse."""
+    is_file, store = config.samples.decoder is not None, config.store
+    if is_file and (store.encoding is not None or store.deflate_to is not None):
+        raise ConfigError(
+            "[store] encoding and deflate_to are for numbers: with [samples] decoder the files are "
+            "kept as they came"
+        )
+    if store.typical_bytes is not None and not is_file:
+        raise ConfigError(
+            "[store] typical_bytes is for files: set [samples] decoder, or leave it out"
+        )
+    if store.typical_bytes is not None and config.method.waiting.share:
+        raise ConfigError(
+            "[store] typical_bytes is for stores without a waiting room: leave it out, or set "
+            "[waiting] share = 0"
+        )
+    if (store.typical_bytes or 0) > config.samples.payload_bytes:
+        raise ConfigError("[store] typical_bytes must be at most [samples] payload_bytes")
 
 
 def _check_device_keys(table: Table) -> None:
@@ -272,18 +348,30 @@ def assemble(config: AgentConfig) -> Agent:
         state = _state_bytes(_state_spec(chosen, learner, privacy))
         return plan(options, chosen.form, state)
 
-    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    decode = _decoder(config.samples)
+    extra = config.form.extra_bytes
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity, extra))
     layout, spec = layout_of(config.store), _state_spec(config, learner, privacy)
-    opened = open_file(layout, labels, _model_name(config.model))
+    opened = open_file(layout, labels, _model_name(config.model), config.samples.names)
     try:
         index = _memory_store(config)
-        clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
+        clock = AgeClock(config.store.tolerance)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         slots = layout.capacity - config.method.waiting.slots(layout.capacity)
-        store = DurableStore(opened.file, index, config.form, decisions, clock, slots)
+        store = DurableStore(
+            opened.file,
+            index,
+            config.form,
+            decisions,
+            clock,
+            slots,
+            layout.sample_cells,
+            decode,
+            config.regions,
+        )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         device = _make_device(config, learner, store, layout.capacity, draw_seed)
-        agent = Agent(device, store, layout.reserve, config)
+        agent = Agent(device, store, layout.reserve, config, decode)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         _check_waiting(config, layout, len(store.records))
         damaged = bool(opened.file.damage)
@@ -292,10 +380,19 @@ def assemble(config: AgentConfig) -> Agent:
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
             device.set_model(learner.initial(0))
+        if config.upload.enabled:
+            agent.uploads = Uploads(agent)
     except BaseException:
         opened.file.disk.close()
         raise
     return agent
+
+
+def _decoder(samples: SampleOptions) -> PayloadDecoder | None:
+    """Return what makes numbers of files, where samples are files."""
+    if samples.decoder is None:
+        return None
+    return PayloadDecoder(samples.decoder, samples.shape, samples.decoded_numbers)
 
 
 def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> None:
@@ -341,14 +438,13 @@ def _state_within(config: AgentConfig) -> int:
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
-    return build_memory_store(config.method, np.zeros(regions.count, dtype=np.int64))
+    return build_memory_store(config.method, np.zeros(config.regions.count, dtype=np.int64))
 
 
 def _make_device(
     config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
 ) -> Device:
-    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
+    regions = config.regions
     return build_device(
         config.method,
         learner,

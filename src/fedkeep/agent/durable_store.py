@@ -3,7 +3,9 @@
 The core's in-memory store decides, this one makes its decisions survive a power cut.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -17,14 +19,13 @@ from fedkeep.agent.record import (
     SampleForm,
     SampleMetadata,
     Verdict,
-    join_name,
-    join_target,
-    split_name,
-    split_target,
+    join_content,
+    split_content,
 )
 from fedkeep.agent.retention import AgeClock
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.protocols import OfferResult, Outcome
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
+from fedkeep.core.protocols import OfferResult, Outcome, Stored
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.core.waiting import UNLABELLED, Departure
@@ -73,9 +74,12 @@ class DurableStore:
         log: DecisionLog,
         clock: AgeClock,
         capacity: int,
+        sample_cells: int = 0,
+        decode: Callable[[bytes], AnyArray] | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
-        self.stored, self.ranks = index.stored, index.ranks
+        self.ranks = index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
         self.label_of = index.label_of
         self.log, self.clock = log, clock
@@ -87,9 +91,20 @@ class DurableStore:
         """What the samples of that batch were called, by their ids, where the id is not the name
         itself.
         """
-        self.name_bytes, self._targets = form.name_bytes, form.targets
-        self._width = form.target_width
-        self._capacity, self._discounts = capacity, form.discounts
+        self.times: dict[int, float] = {}
+        """The own times of the records of that batch, by their ids."""
+        self.payloads: dict[int, bytes] = {}
+        """The files of that batch, by their ids, where samples are files."""
+        self.name_bytes = form.name_bytes
+        self._form, self._decode = form, decode
+        self._sample_cells, self._used_cells = sample_cells, 0
+        """How many cells the samples may take, and take; counted where samples are files."""
+        self._files: dict[int, bytes] = {}
+        """The files that are stored, by their samples' ids; those that wait for a label, too."""
+        self._released: dict[int, bytes] = {}
+        """The files of samples that waited and got their label, until they are offered."""
+        self._targets, self._width = form.targets, form.target_width
+        self._capacity, self._discounts, self._regions = capacity, form.discounts, regions
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
         self._ranks: State = {}
@@ -132,7 +147,12 @@ class DurableStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples; what is kept is written by the next commit."""
-        outcome = self._index.offer(batch, regions, scores, arrivals)
+        if self._decode is not None:
+            # The files are kept, and the numbers made again when they are wanted.
+            slim = Batch(np.zeros((len(batch), 0), np.float32), batch.y, batch.ids)
+            outcome = self._index.offer(slim, regions, scores, arrivals)
+        else:
+            outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
         labels, targets = self._labelled(batch)
@@ -156,6 +176,7 @@ class DurableStore:
                     0,
                     self.names.get(known[0], "") if self.name_bytes else "",
                     targets[i],
+                    self.times.get(known[0], math.nan) if self._form.extra_bytes else math.nan,
                 ]
             )
             fate = outcome.results[i]
@@ -163,19 +184,149 @@ class DurableStore:
             if (before := self._before.pop(note.id, None)) is not None:
                 # What bounds its stay counts from when it first came.
                 note = note._replace(
-                    taken=before.taken, wall=before.wall, source=before.source, name=before.name
+                    taken=before.taken,
+                    wall=before.wall,
+                    source=before.source,
+                    name=before.name,
+                    time=before.time,
                 )
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
-                row = (
-                    self._settled.get(batch.x[i].tobytes())
-                    or self.codec.encode(batch.x[i : i + 1])[0]
-                )
-                content = join_target(note.target, join_name(row, note.name, self.name_bytes))
+                content = join_content(self._row(batch, i), note, self._form)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 self._name_source()
         self._before.clear()
+        self._released.clear()
+        if self._decode is not None:
+            self._fit(batch, outcome)
         return outcome
+
+    def _row(self, batch: Batch, place: int) -> bytes:
+        """Return a sample of a batch as it is stored."""
+        if self._decode is not None:
+            id_ = int(batch.ids[place])
+            return self._keep_file(id_)
+        x = batch.x[place : place + 1]
+        return self._settled.get(x[0].tobytes()) or self.codec.encode(x)[0]
+
+    def _keep_file(self, id_: int) -> bytes:
+        """Return the file of a sample that is offered, or got its label, and count it as kept."""
+        payload = self._released.get(id_) or self.payloads[id_]
+        self._files[id_] = payload
+        self._used_cells += self._cells(payload)
+        return payload
+
+    def _cells(self, payload: bytes) -> int:
+        """Return the cells that a file takes at most."""
+        rest = self._form.content_bytes - (self._form.payload_bytes or 0)
+        return -(-(META_BYTES + len(payload) + rest) // self.file.room)
+
+    def _fit(self, batch: Batch, outcome: Outcome) -> None:
+        """Let the samples go that rank lowest while their files take more than there is."""
+        if self._used_cells <= self._sample_cells:
+            return
+        places = {id_: place for place, id_ in enumerate(batch.ids.tolist())}
+        going = []
+        beyond = self._used_cells - self._sample_cells
+        for id_ in self._lowest_first():
+            beyond -= self._cells(self._files[id_])
+            going.append(id_)
+            if id_ in places:
+                outcome.results[places[id_]] = OfferResult.REFUSED
+            if beyond <= 0:
+                break
+        self._remove(going, Verdict.DROPPED)
+
+    def _lowest_first(self) -> list[int]:
+        """Return the stored samples in the order in which they make way for larger files.
+
+        Always one of the region that holds the most bytes, so that no label pays for another's.
+        """
+        ranks = self.ranks()
+        order = np.lexsort((ranks["arrivals"], ranks["effective"], ranks["tiers"])).tolist()
+        ids, regions = ranks["ids"].tolist(), ranks["regions"].tolist()
+        waiting: dict[int, list[int]] = {}
+        for place in reversed(order):
+            waiting.setdefault(regions[place], []).append(ids[place])
+        held = {
+            region: sum(len(self._files[id_]) for id_ in own) for region, own in waiting.items()
+        }
+        found = []
+        while any(waiting.values()):
+            fullest = max((r for r in waiting if waiting[r]), key=lambda region: held[region])
+            found.append(waiting[fullest].pop())
+            held[fullest] -= len(self._files[found[-1]])
+        return found
+
+    def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first; the numbers of files are made anew."""
+        found = self._index.stored()
+        if self._decode is None:
+            return found
+        return replace(found, batch=replace(found.batch, x=self.samples(found.batch.ids.tolist())))
+
+    def samples(self, ids: Sequence[int]) -> AnyArray:
+        """Return the numbers of stored files.
+
+        Raises
+        ------
+        RejectedError
+            If one can no longer be decoded.
+        """
+        assert self._decode is not None
+        x = np.zeros((len(ids), *self._form.shape), np.float32)
+        for place, id_ in enumerate(ids):
+            try:
+                x[place] = self._decode(self._files[id_])
+            except FedkeepError as error:
+                name = (self.records.get(id_) or self.unlabelled[id_]).name or str(id_)
+                raise RejectedError(
+                    "payload",
+                    f"the decoder no longer reads the stored sample {name} ({error}): set "
+                    f"[samples] decoder as it was, or `fedkeep agent erase --id {name}`",
+                ) from None
+        return x
+
+    @property
+    def staged_samples(self) -> int:
+        """How many samples the next commit has to write; of files, as if each were the longest."""
+        if self._decode is None:
+            return len(self.staged)
+        room = self.file.room
+        cells = sum(-(-(META_BYTES + len(row)) // room) for row, _ in self.staged.values())
+        return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the budget that one stored sample takes; of files, on average."""
+        cell = self.file.geometry.cell_size
+        return cell * self._used_cells // max(1, len(self._files)) if self._files else cell
+
+    def bytes_of(self, note: SampleMetadata) -> int:
+        """Bytes of the budget that a stored sample takes."""
+        payload = self._files.get(note.id)
+        return self.file.geometry.cell_size * (1 if payload is None else self._cells(payload))
+
+    def numbers(self, id_: int) -> AnyArray:
+        """Return the numbers of a stored sample."""
+        if self._decode is not None:
+            return np.asarray(self.samples([id_])[0])
+        batch = self.stored().batch
+        return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
+
+    def content(self, id_: int) -> bytes:
+        """Return the file of a stored sample, or its numbers as little-endian float32."""
+        payload = self._files.get(id_)
+        return self.numbers(id_).astype("<f4").tobytes() if payload is None else payload
+
+    def arrivals(self) -> dict[int, int]:
+        """Return the arrival number of each stored sample, by which `notes` are in order."""
+        ranks = self.ranks()
+        return dict(zip(ranks["ids"].tolist(), ranks["arrivals"].tolist(), strict=True))
+
+    def payload(self, id_: int) -> bytes | None:
+        """Return the file of a stored sample, where samples are files."""
+        return self._files.get(id_)
 
     def _labelled(self, batch: Batch) -> tuple[IntArray, list[tuple[float, ...]]]:
         """Give the label of each sample, or the interval of its target; and the targets."""
@@ -187,11 +338,16 @@ class DurableStore:
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
         note = self.records[id_]._replace(label=label, region=region, score=score)
-        x = self._index.stored().batch
-        [row] = self.codec.encode(x.x[x.ids == id_])
+        file = self._files.get(id_)
+        if file is None:
+            x = self._index.stored().batch
+            [row] = self.codec.encode(x.x[x.ids == id_])
         place = self._discard(id_)
+        if file is not None:
+            self._released[id_] = file
+            row = self._keep_file(id_)
         self.records[id_] = note
-        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self.staged[id_] = join_content(row, note, self._form), place
         self._swaps = True
         model, wall = self.model_version, self.clock.wall()
         self.log.add(note._replace(model_version=model, wall=wall, displaced=-1), Verdict.CORRECTED)
@@ -213,24 +369,30 @@ class DurableStore:
             wall=self.clock.wall(),
             source=self.source,
             name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
         )
         self.log.add(note, Verdict.WAITING)
         # Where a damaged file gives back too many, those that never were scored go first.
         note = note._replace(score=-np.inf)
-        row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        if self._decode is not None:
+            row = self._keep_file(id_)
+        else:
+            row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
         self.unlabelled[id_] = note
-        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self.staged[id_] = join_content(row, note, self._form), place
         self._name_source()
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
-        note = self.unlabelled[id_]
+        note, file = self.unlabelled[id_], self._files.get(id_)
         place = self._discard(id_)
         if place is not None:
             self._obsolete.append(place)
         if how in (Departure.LABELLED, Departure.PSEUDO):
             self._before[id_] = note
             self._swaps = True
+            if file is not None:
+                self._released[id_] = file
         else:
             self._log_left(id_, Verdict.UNLABELLED)
 
@@ -239,7 +401,10 @@ class DurableStore:
         notes = [note for note in self.unlabelled.values() if note.id in self._waiting_rows]
         ids = np.array([note.id for note in notes], dtype=np.int64)
         arrivals = np.array([note.arrival for note in notes], dtype=np.int64)
-        x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
+        if self._decode is not None:
+            x = self.samples([note.id for note in notes])
+        else:
+            x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
         self._waiting_rows = {}
         return x, ids, arrivals
 
@@ -285,7 +450,10 @@ class DurableStore:
         if quotas is None or not self._index.would_hold(held, quotas):
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
-        x = self.codec.decode([self._samples[note.id] for note in notes])
+        if self._decode is not None:
+            x: AnyArray = np.zeros((len(notes), 0), np.float32)
+        else:
+            x = self.codec.decode([self._samples[note.id] for note in notes])
         y: AnyArray = np.array([note.label for note in notes], dtype=np.int64)
         if self._targets is not None:
             y = self._targets.settled([note.target for note in notes])
@@ -333,21 +501,24 @@ class DurableStore:
 
         Returns how many there were.
         """
-        ids = [*ids]
+        gone = [id_ for id_ in ids if id_ in self.records]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
-        gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
-        state = self._index.snapshot()
-        keep = ~np.isin(state["ids"], gone)
-        state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
-        self._index.restore(state)
-        self._settled = {}
-        self.log.forget(np.concatenate([gone, np.array(waited, dtype=np.int64)]))
+        self.log.forget(np.array(gone + waited, dtype=np.int64))
         for id_ in waited:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
             self._log_left(id_, verdict)
-        return len(waited) + len(self._let_go(gone.tolist(), verdict))
+        return len(waited) + len(self._remove(gone, verdict))
+
+    def _remove(self, ids: list[int], verdict: Verdict) -> list[int]:
+        """Take samples out of memory; the next commit takes them out of the file."""
+        state = self._index.snapshot()
+        keep = ~np.isin(state["ids"], np.array(ids, dtype=np.int64))
+        state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
+        self._index.restore(state)
+        self._settled = {}
+        return self._let_go(ids, verdict)
 
     def load(self, blobs: list[Blob]) -> State:
         """Take over what a file holds.
@@ -357,6 +528,7 @@ class DurableStore:
         self.records, self._blobs, self.unlabelled = {}, {}, {}
         self._samples, self.staged, self._waiting_rows = {}, {}, {}
         self._before, self._swaps = {}, False
+        self._files, self._used_cells = {}, 0
         newest = record.newest_of(blobs)
         self._obsolete = sorted(
             {blob.number for blob in blobs} - {blob.number for blob in newest.values()}
@@ -367,25 +539,38 @@ class DurableStore:
         self._sources = restore_codec(self.codec, state, newest)
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
-            note = record.decode_note(blob, self._sources, self._width)
-            _, content = split_target(blob.data[META_BYTES:], self._width)
-            row, name = split_name(content, self.name_bytes)
+            row, note = split_content(blob, record.decode_note(blob, self._sources), self._form)
             self._blobs[note.id] = blob.number
             if note.label == UNLABELLED:
-                self.unlabelled[note.id] = note._replace(name=name)
+                self.unlabelled[note.id] = note
                 self._waiting_rows[note.id] = row
                 continue
             if self._targets is not None:  # by the intervals of now, whatever they were
                 [label] = self._targets.assign(np.array([note.target])).tolist()
                 note = note._replace(label=label)
-            self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0, name=name
-            )
+            self.records[note.id] = note
             self._samples[note.id] = row
+        self._divide()
+        if self._decode is not None:
+            self._files = self._samples | self._waiting_rows
+            self._used_cells = sum(map(self._cells, self._files.values()))
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
         }
+
+    def _divide(self) -> None:
+        """Note the region of each sample; the file does not hold it, for it follows from it."""
+        notes = list(self.records.values())
+        y = np.array([note.label for note in notes], dtype=np.int64)
+        found = y if self._index.regions > 1 else np.zeros(len(y), dtype=np.int64)
+        if not isinstance(self._regions, LabelRegions | TargetRegions | None) and notes:
+            rows = [self._samples[note.id] for note in notes]
+            x = self.codec.decode(rows) if self._decode is None else _decoded(self._decode, rows)
+            ids = np.array([note.id for note in notes], dtype=np.int64)
+            found = self._regions.assign(Batch(x, y, ids), None)
+        for note, region in zip(notes, found.tolist(), strict=True):
+            self.records[note.id] = note._replace(region=region)
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Write samples, ranks and `state` in one transaction; returns once it is on the disk.
@@ -444,6 +629,8 @@ class DurableStore:
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
+        if (payload := self._files.pop(id_, None)) is not None:
+            self._used_cells -= self._cells(payload)
         self.unlabelled.pop(id_, None)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 
@@ -482,6 +669,11 @@ def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
+
+
+def _decoded(decode: Callable[[bytes], AnyArray], rows: Sequence[bytes]) -> AnyArray:
+    """Return the features of payloads, (n, ...)."""
+    return np.stack([decode(row) for row in rows])
 
 
 def _digest(data: bytes) -> bytes:

@@ -9,12 +9,14 @@ import json
 import math
 import struct
 import zlib
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,6 +74,8 @@ class SampleMetadata(NamedTuple):
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
     target: tuple[float, ...] = ()
     """The numbers to predict; its label is then the interval they lie in."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it said none or there was no room."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -96,6 +100,50 @@ def split_name(content: bytes, most: int) -> tuple[bytes, str]:
     end = len(content) - 1
     start = max(0, end - content[end])
     return content[:start], content[start:end].decode(errors="replace")
+
+
+def join_extras(content: bytes, note: SampleMetadata, most: int) -> bytes:
+    """Return an encoded sample with what its record said of itself, in up to `most` bytes.
+
+    >>> note = SampleMetadata(1, time=1.75e9)
+    >>> content = join_extras(b"row", note, 16)
+    >>> split_extras(content, 16)
+    (b'row', {'time': 1750000000.0})
+    >>> split_extras(join_extras(b"row", note, 4), 4)
+    (b'row', {})
+    """
+    if not most:
+        return content
+    extras = b"" if math.isnan(note.time) else msgspec.msgpack.encode({"time": note.time})
+    extras = extras if len(extras) <= most else b""
+    return content + extras + bytes([len(extras)])
+
+
+def split_extras(content: bytes, most: int) -> tuple[bytes, dict[str, Any]]:
+    """Return an encoded sample and what else is known of it, as `join_extras` put them together."""
+    if not most:
+        return content, {}
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    if start == end:
+        return content[:start], {}
+    return content[:start], msgspec.msgpack.decode(content[start:end])
+
+
+def join_content(row: bytes, note: SampleMetadata, form: "SampleForm") -> bytes:
+    """Return an encoded sample with all that is kept behind it."""
+    named = join_name(join_extras(row, note, form.extra_bytes), note.name, form.name_bytes)
+    return join_target(note.target, named)
+
+
+def split_content(
+    blob: Blob, note: SampleMetadata, form: "SampleForm"
+) -> tuple[bytes, SampleMetadata]:
+    """Return the encoded sample of a record, and its note with what is kept behind the sample."""
+    target, content = split_target(blob.data[META_BYTES:], form.target_width)
+    content, name = split_name(content, form.name_bytes)
+    row, extras = split_extras(content, form.extra_bytes)
+    return row, note._replace(name=name, target=target, **extras)
 
 
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
@@ -125,16 +173,12 @@ def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
     return tuple(np.frombuffer(content[:end], dtype="<f8").tolist()), content[end:]
 
 
-def decode_note(blob: Blob, sources: Sequence[str] = (), width: int = 0) -> SampleMetadata:
-    """Return what is known of the sample of a record; of a source whose name is lost, nothing.
-
-    `width` is how many numbers to predict stand before the sample.
-    """
-    target, _ = split_target(blob.data[META_BYTES:], width)
+def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
+    """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
     name = sources[source] if source < len(sources) else ""
     return SampleMetadata._make(
-        [*known, label, model, float(taken), wall, name, label, 0, "", target]
+        [*known, label, model, float(taken), wall, name, label, 0, "", (), math.nan]
     )
 
 
@@ -156,6 +200,13 @@ class SampleForm:
     targets: NumberTargets | None = None
     """What its targets look like that are numbers; None: it has a label."""
 
+    extra_bytes: int = 0
+    """Bytes for what its record said of itself, such as its own time; 0: that is not kept."""
+    payload_bytes: int | None = None
+    """A sample is a file of at most so many bytes, which are kept as they came; None: numbers."""
+    typical_bytes: int | None = None
+    """What such a file takes on average; None: as much as it may."""
+
     @property
     def target_width(self) -> int:
         """How many numbers to predict are stored with it."""
@@ -163,13 +214,40 @@ class SampleForm:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a stored sample with its name and the numbers to predict, at most."""
-        named = self.name_bytes + 1 if self.name_bytes else 0
-        return 8 * self.target_width + self.codec().nbytes + named
+        """Bytes of a stored sample with all that is kept behind it, at most."""
+        return self._with_rest(self.payload_bytes or self.codec().nbytes)
+
+    @property
+    def typical_content(self) -> int:
+        """The same of a sample of average size."""
+        return self._with_rest(self.typical_bytes or self.payload_bytes or self.codec().nbytes)
+
+    def _with_rest(self, row: int) -> int:
+        behind = sum(most + 1 for most in (self.name_bytes, self.extra_bytes) if most)
+        return 8 * self.target_width + row + behind
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of a sample as it arrives."""
+        return self.payload_bytes or self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def longest_json(self) -> int:
+        """Bytes that a sample can take as JSON, where a file is written as base64."""
+        return 4096 + (2 * self.payload_bytes if self.payload_bytes else 32 * self.arriving_bytes)
+
+    @property
+    def longest_packed(self) -> int:
+        """Bytes that a sample can take as msgpack."""
+        return 4096 + (self.payload_bytes or 16 * self.arriving_bytes)
 
     def codec(self) -> SampleCodec:
         """Make the codec of such samples."""
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
+
+    def taken(self, x: object) -> AnyArray | bytes | None:
+        """Return a sample as it waits to be valued; None if it is none, or does not fit."""
+        return self.shaped(x) if self.payload_bytes is None else _payload(x)
 
     def shaped(self, x: object) -> AnyArray | None:
         """Return numbers in the samples' shape and type; None if they are none, or do not fit."""
@@ -192,6 +270,18 @@ class SampleForm:
             if array.ndim == 1 and array.size == np.prod(self.shape)
             else None
         )
+
+
+def _payload(x: object) -> bytes | None:
+    """Return the bytes of a file; in JSON they are base64."""
+    if isinstance(x, bytes | bytearray | memoryview):
+        return bytes(x)
+    if not isinstance(x, str):
+        return None
+    try:
+        return b64decode(x, validate=True)
+    except ValueError:
+        return None
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich import progress as bars
@@ -65,6 +65,10 @@ def advise(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
+    target: Annotated[
+        str | None,
+        typer.Option(help="What the label is: class, or number to predict. [default: as it looks]"),
+    ] = None,
     jobs: Jobs = PROCESSORS,
     backend: BackendName = "local",
     on: FormerBackend = None,
@@ -97,6 +101,7 @@ def advise(
             time=time,
             devices=devices,
             model=model,
+            target=_target(target),
             jobs=jobs,
             backend=chosen,
             out=folder,
@@ -106,6 +111,16 @@ def advise(
     typer.echo(str(found))
     for path in found.files:
         typer.echo(f"wrote {path}", err=True)
+
+
+def _target(text: str | None) -> Literal["class", "number"] | None:
+    """Return what the label is said to be."""
+    known: dict[str | None, Literal["class", "number"] | None] = {
+        None: None, "class": "class", "number": "number",
+    }  # fmt: skip
+    if text in known:
+        return known[text]
+    raise ConfigError(f"--target takes class or number, got '{text}'")
 
 
 def _size(text: str) -> int:

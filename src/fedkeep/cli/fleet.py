@@ -56,6 +56,8 @@ def start(
 @fleet.command()
 def status(folder: Folder) -> None:
     """Say which processes run, how often they were started again, and how far the fleet is."""
+    from fedkeep.deploy.services import low_disk
+
     known = _fleet_in(folder)
     devices, services = known.devices(), known.services()
     for name in (
@@ -68,7 +70,7 @@ def status(folder: Folder) -> None:
         typer.echo(f"{name:9} {_described(services.get(name))}")
     running = any(service.pid is not None for service in services.values())
     _print_progress(known, running=running)
-    if (free := known.free_bytes()) is not None:
+    if (free := low_disk(known.root)) is not None:
         typer.echo(f"disk      FULL: {free >> 20} MB are free in {folder}; free some, it goes on")
 
 
@@ -127,11 +129,12 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.agent.assembly import read_config
     from fedkeep.config.agreement import agreement_of
     from fedkeep.core.errors import ConfigError
+    from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
     spec = check_specification(known.specification)
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
-    terms = agreement_of(spec, spec.regions.count, spec.samples.numbers)
+    terms = agreement_of(spec, region_term(spec.regions), spec.samples.numbers)
     wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}
     wanted |= {"samples.targets": spec.samples.targets, "samples.edges": spec.samples.edges}
     wanted |= {"model": spec.model}
@@ -145,7 +148,7 @@ def _require_startable(known: "FirstFleet") -> None:
         has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.count}
         has |= {"samples.targets": config.samples.targets, "samples.edges": config.samples.edges}
         has |= {"model": config.model}
-        own = agreement_of(config.method, spec.regions.count, config.samples.numbers)
+        own = agreement_of(config.method, region_term(config.regions), config.samples.numbers)
         for ours, theirs in ((wanted, has), (terms, own)):
             for key in sorted(ours.keys() | theirs.keys()):
                 if ours.get(key) != theirs.get(key):

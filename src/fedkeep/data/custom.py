@@ -21,7 +21,8 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError, DataError, optional_import
-from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.core.targets import NumberTargets, quantile_edges
+from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.partition import partition_from
@@ -107,8 +108,21 @@ class Custom:
     """The arguments of the model's factory, e.g. { hidden = [64] }."""
     rounds_per_pass: int = 500
     """Rounds in which a device sees each of its samples once."""
+    target: Literal["class", "number"] | None = None
+    """What the label is: a `class`, or a `number` to predict. None: text is a class, and so are
+    at most 20 different whole numbers; more, with fractions, are numbers to predict; what it is
+    else nobody can tell, and you are asked."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: slots are divided among intervals
+    as among labels."""
+    intervals: int = 4
+    """Without `edges`: so many intervals with about equally many of the numbers; 1: not divided."""
 
     def __post_init__(self) -> None:
+        if self.target not in (None, "class", "number"):
+            raise ValueError(f'target must be "class" or "number", got {self.target!r}')
+        check_range(self, "intervals", least=1, most=1000)
+        NumberTargets(self.edges)
         if (self.path is None) == (self.source is None):
             raise ValueError("task 'own' needs either path (a file) or source (module:function)")
         check_range(self, "test_fraction", above=0, below=1)
@@ -121,7 +135,8 @@ class Custom:
         Raises
         ------
         DataError
-            If the data cannot be read, or is not what a classifier can be trained on.
+            If the data cannot be read, is not what a model can be trained on, or leaves open
+            what the label is.
         """
         if self.path is not None:
             table = read_table(Path(self.path), self.device, self.label, self.time)
@@ -130,30 +145,49 @@ class Custom:
         else:
             table = read_iterator(str(self.source))
         x = self._features(table)
-        label_names, y = _numbered("label", table.labels, table)
-        _reject_regression(label_names, table)
+        targets, label_names, y = self._targets(table)
         moments = _moments(table)
         if moments is not None:
             order = np.argsort(moments, kind="stable")
             x, y, table = x[order], y[order], table.take(order)
-        train, test, device_names = self._devices(table, y, seed)
+        strata = y if targets is None else targets.assign(y)
+        train, test, device_names = self._devices(table, strata, seed)
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(
                     f"{table.origin} leaves no sample for {purpose}: "
                     "the model needs some for either"
                 )
-        if len(label_names) < 2:
+        if targets is None and len(label_names) < 2:
             raise DataError(
                 f"{table.origin} has a single label, '{label_names[0]}': "
                 "there is nothing to tell apart"
             )
         if self.standardise:
             x = standardised(x, train.indices, axes=0)
-        spec = ModelSpec(self.model, dict(self.model_options))
+        options = dict(self.model_options)
+        if targets is not None and ":" not in str(options.get("loss", "")):
+            options = _scale_of(y[train.indices]) | options
+        spec = ModelSpec(self.model, options)
         return Federation(
-            "own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass
+            "own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass, targets
         )
+
+    def _targets(self, table: SampleTable) -> tuple[NumberTargets | None, Names, AnyArray]:
+        """Return what targets look like, the names of labels or intervals, and the targets."""
+        if target_kind(table, self.target) == "class":
+            names, numbered = _numbered("label", table.labels, table)
+            return None, names, numbered
+        y = numbers_of(table)
+        width = y.shape[1] if y.ndim == 2 else 1
+        edges = self.edges
+        if not edges and width == 1:
+            edges = quantile_edges(y, self.intervals)
+        try:
+            targets = NumberTargets(edges, width)
+        except ValueError as error:
+            raise ConfigError(f"'task': {error}") from None
+        return targets, targets.names, y
 
     def _features(self, table: SampleTable) -> AnyArray:
         x = checked_features(table)
@@ -210,21 +244,31 @@ def checked_features(table: SampleTable) -> AnyArray:
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and named below
         x = np.ascontiguousarray(table.x, dtype=np.float32)
     bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-    reason = f"a feature is missing, NaN, infinite or above 3e38 ({bad.sum()} such samples)"
+    reason = (
+        f"a feature is missing, NaN or infinite ({bad.sum()} such samples; float32 ends at 3e38)"
+    )
     table.reject(bad, f"{reason}; fill in or drop them")
     return x
 
 
-def arrays_of(table: SampleTable) -> dict[str, AnyArray]:
+def arrays_of(
+    table: SampleTable, target: Literal["class", "number"] = "class"
+) -> dict[str, AnyArray]:
     """Return checked samples as plain arrays that `np.savez` stores and `Custom` reads.
 
-    Labels and devices are text, exactly as given; times are numbers or dates.
+    Labels and devices are text, exactly as given; times are numbers or dates. Targets that are
+    numbers stay numbers.
     """
-    arrays = {"x": checked_features(table), "y": exact_names("label", table.labels, table)}
-    names = tuple(np.unique(arrays["y"]).tolist())
-    _reject_regression(names, table)
-    if len(names) < 2:
-        raise DataError(f"{table.origin} have a single label, {names[0]!r}: nothing to tell apart")
+    arrays = {"x": checked_features(table)}
+    if target == "number":
+        arrays["y"] = numbers_of(table)
+    else:
+        arrays["y"] = exact_names("label", table.labels, table)
+        names = np.unique(arrays["y"]).tolist()
+        if len(names) < 2:
+            raise DataError(
+                f"{table.origin} have a single label, {names[0]!r}: nothing to tell apart"
+            )
     if table.devices is not None:
         arrays["device"] = exact_names("device", table.devices, table)
     if table.test is not None:
@@ -319,31 +363,76 @@ def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[Names, I
 
 
 _MOST_NUMBERED_LABELS = 20
-"""More labels than this, all numbers and with few samples each, are taken for a measurement."""
-_FEWEST_PER_LABEL = 10
+"""Of more labels than this, all whole numbers, nobody can tell whether they are classes."""
 
 
-def _reject_regression(names: Names, table: SampleTable) -> None:
-    """Reject labels that are measurements: fractions, or many whole numbers with few samples."""
-    advice = "fedkeep selects samples for classifiers: divide the values into classes first"
+def target_kind(
+    table: SampleTable, asked: Literal["class", "number"] | None
+) -> Literal["class", "number"]:
+    """Find out whether labels are classes, or numbers to predict.
+
+    Text is a class, and so are a few different whole numbers; many with fractions are numbers.
+
+    Raises
+    ------
+    DataError
+        If it cannot be told, with what to do.
+
+    Examples
+    --------
+    >>> readings = np.arange(25) / 4
+    >>> target_kind(SampleTable("meters", np.zeros((25, 1)), readings, None, None), None)
+    'number'
+    """
+    if asked is not None:
+        return asked
+    if table.labels.ndim != 1:
+        return "class"  # which is rejected in words that fit
     try:
-        numbers = np.array(names, dtype=np.float64)
-    except ValueError:
-        return
-    fractions = np.isfinite(numbers) & (numbers != np.round(numbers))
-    if fractions.any():
-        example = names[int(np.argmax(fractions))]
+        numbers = np.unique(table.labels.astype(np.float64))
+    except (TypeError, ValueError):
+        return "class"
+    numbers = numbers[np.isfinite(numbers)]
+    fractions = numbers[numbers != np.round(numbers)]
+    many = len(numbers) > _MOST_NUMBERED_LABELS
+    if many == (len(fractions) > 0):
+        return "number" if many else "class"
+    found = f"{len(numbers):,} different whole numbers, from {numbers[0]:g} to {numbers[-1]:g}"
+    if not many:
+        found = f"{len(numbers)} different numbers, such as {fractions[0]:g}"
+    raise DataError(
+        f"{table.origin}: the label takes {found}: say what they are, "
+        'target = "number" to predict them or target = "class" to tell them apart'
+    )
+
+
+def numbers_of(table: SampleTable) -> FloatArray:
+    """Return labels as numbers to predict, (n,) or (n, width).
+
+    Raises
+    ------
+    DataError
+        If one of them is no finite number.
+    """
+    labels = np.asarray(table.labels)
+    try:
+        found = np.array(labels.tolist(), dtype=np.float64)  # of objects, rows become columns
+    except (TypeError, ValueError):
+        found = _numbers(table.origin, "label", labels.reshape(-1), table.row_name)
+    if found.ndim not in (1, 2) or (found.ndim == 2 and not found.shape[1]):
         raise DataError(
-            f"{table.origin}: the label is a measurement, "
-            f"such as {example!r} (regression); {advice}"
+            f"{table.origin}: a label must be a number or a row of them, got shape {labels.shape}"
         )
-    samples = len(table.labels)
-    if len(names) > _MOST_NUMBERED_LABELS and samples < _FEWEST_PER_LABEL * len(names):
-        raise DataError(
-            f"{table.origin}: the label takes {len(names):,} different numbers in {samples:,} "
-            f"samples, which looks like a measurement (regression); {advice}, or give classes "
-            "names that are no numbers"
-        )
+    targets = NumberTargets(width=found.shape[1] if found.ndim == 2 else 1)
+    table.reject(~targets.valid(found), "label {!r} is no finite number", labels)
+    return targets.settled(found)
+
+
+def _scale_of(y: FloatArray) -> dict[str, float]:
+    """Return what the model's outputs are measured from and in: mean and deviation, rounded."""
+    deviation = float(y.std())
+    scale = deviation if deviation > 0 else 1.0
+    return {"centre": float(f"{y.mean():.4g}"), "scale": float(f"{scale:.4g}")}
 
 
 _UNIX_TIMES = tuple((1e9 * unit, 4e9 * unit) for unit in (1, 1e3, 1e6, 1e9))

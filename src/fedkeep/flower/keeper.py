@@ -30,7 +30,16 @@ from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
 from fedkeep.core.waiting import LabelResult
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
-from fedkeep.flower.keeper_records import KEEPER, RANK, KeeperOrder, gradient_fields, read_order
+from fedkeep.flower.keeper_records import (
+    KEEPER,
+    RANK,
+    VERSION,
+    VERSION_KEY,
+    KeeperOrder,
+    check_version,
+    gradient_fields,
+    read_order,
+)
 from fedkeep.learn.samples import PoolForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
@@ -424,9 +433,12 @@ class Keeper:
         ConfigError
             If a parameter is missing or of another shape, or its gradient cannot be measured.
         RejectedError
-            If the model or the direction is no vector of finite numbers of its length.
+            If the model or the direction is no vector of finite numbers of its length, or the
+            server's fedkeep speaks another version.
         """
         came, beside = _content(model)
+        if beside.version is not None:
+            check_version(beside.version, "the server")
         if beside.preset and beside.preset != self._settings.preset:
             raise ConfigError(
                 f"the strategy's preset is '{beside.preset}', this keeper's is "
@@ -534,6 +546,7 @@ class Keeper:
         }
         fates = {name: now.fates.get(name, 0) for name in ("kept", "replaced", "refused")}
         about = ConfigRecord({**counts, **fates, "unsound": sum(now.unsound.values())})
+        about[VERSION_KEY] = VERSION
         about["private"] = self._settings.private
         gist = None if self._stream is None else self._stream.device.gist
         if gist is not None and not self._settings.private and (did := gist.figures):
@@ -648,6 +661,7 @@ class Keeper:
             encoding = method.gist.encoding if method.gist.kept else "float32"
             self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
         device.entering = self._release.see
+        device.logits = model.learner.logits_of
         return device
 
     def _step_correction(
@@ -779,6 +793,11 @@ def _screened(
     edges: tuple[float, ...],
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
+    if stream.labels > 1 and not edges and targets.ndim > 1:
+        raise ConfigError(
+            f"a target has {targets.shape[1]} numbers, and labels={stream.labels} says that it is "
+            "one label: leave labels= out, and samples are kept whatever their targets are"
+        )
     labels, known = _known_labels(stream, targets, edges)
     reasons: list[str | None] = []
     for leaves, is_known in zip(samples, known.tolist(), strict=True):

@@ -18,6 +18,9 @@ from fedkeep.core.types import Vector
 
 KEEPER = "fedkeep.keeper"
 """The name of the records that are ours alone."""
+VERSION = 1
+"""Of what both tell each other; raise it when the other side would misread a change."""
+VERSION_KEY = "fedkeep.version"
 DIRECTION, PRESET, GRADIENT = "fedkeep.direction", "fedkeep.preset", "local_gradient"
 """Keys: the first two stand among those of the strategy, the third in a reply's own record."""
 RANK, _SCALES, _ENCODING, _LENGTH = (
@@ -41,6 +44,8 @@ class KeeperOrder:
     direction: Vector | None = None
     preset: str = ""
     """The strategy's; empty: not said."""
+    version: int | None = None
+    """The strategy's; None: the message is no `KeeperStrategy`'s."""
 
 
 def add_orders(
@@ -68,7 +73,9 @@ def add_orders(
     preset : str
         The strategy's preset.
     """
-    shared = {PRESET: preset} | ({} if direction is None else {DIRECTION: encode(direction)})
+    shared: dict[str, str | int | bytes] = {PRESET: preset, VERSION_KEY: VERSION}
+    if direction is not None:
+        shared[DIRECTION] = encode(direction)
     made: dict[int, ConfigRecord] = {}
     ordered = []
     for message in messages:
@@ -89,18 +96,38 @@ def add_orders(
 def read_order(content: RecordDict) -> KeeperOrder:
     """Return what a message holds for a Keeper; of another strategy's nothing."""
     numbers = content.metric_records.get(KEEPER, MetricRecord())
-    direction, preset = None, ""
+    direction, preset, version = None, "", 0 if KEEPER in content else None
     for record in content.config_records.values():
         if isinstance(found := record.get(DIRECTION), bytes):
             direction = decode(found)
         preset = str(record.get(PRESET, preset))
+        if VERSION_KEY in record:
+            version = int(str(record[VERSION_KEY]))
     accepted = numbers.get("accepted")
     return KeeperOrder(
         round=int(str(numbers.get("round", 0))),
         accepted=None if accepted is None else int(str(accepted)),
         direction=direction,
         preset=preset,
+        version=version,
     )
+
+
+def check_version(theirs: object, who: str) -> None:
+    """Raise unless the other side speaks the same version of these records.
+
+    Raises
+    ------
+    RejectedError
+        With both versions.
+    """
+    if theirs != VERSION:
+        spoken = "no version" if not theirs else f"version {theirs}"
+        raise RejectedError(
+            RejectionReason.VERSION,
+            f"{who} speaks {spoken} of the records between Keeper and KeeperStrategy, this side "
+            f"version {VERSION}: install the same fedkeep on server and devices",
+        )
 
 
 def gradient_fields(vector: Vector) -> dict[str, bytes | str | int]:

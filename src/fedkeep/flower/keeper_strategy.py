@@ -28,7 +28,15 @@ from fedkeep.core.rounds import Rejection
 from fedkeep.core.screening import Limits, screen_gradient, screen_sketch
 from fedkeep.core.types import DeviceId, Report, Vector
 from fedkeep.flower.exchange import PromptGrid, give_back_large_arrays
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, RANK, add_orders, read_gradient
+from fedkeep.flower.keeper_records import (
+    GRADIENT,
+    KEEPER,
+    RANK,
+    VERSION_KEY,
+    add_orders,
+    check_version,
+    read_gradient,
+)
 from fedkeep.flower.reply_updates import ModelLayout, updates_in
 from fedkeep.flower.rounds import Rejections
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
@@ -197,9 +205,10 @@ class KeeperStrategy(Strategy):
         """Screen the replies and merge the local gradients; the inner strategy merges the rest."""
         listed, rejections = list(replies), Rejections()
         self._note_failures(server_round, listed)
-        gradients = self._take_gradients(listed, server_round, rejections)
-        reports, gists = self._take_reports(listed)
-        counted, estimates, filtered = self._screen(listed, gradients, server_round, rejections)
+        ours = [reply for reply in listed if _is_of_this_version(reply, rejections)]
+        gradients = self._take_gradients(ours, server_round, rejections)
+        reports, gists = self._take_reports(ours)
+        counted, estimates, filtered = self._screen(ours, gradients, server_round, rejections)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(gradients, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, counted)
@@ -431,6 +440,19 @@ class KeeperStrategy(Strategy):
             ).items()
         }
         return counted, estimates, result.merged.filtered
+
+
+def _is_of_this_version(reply: Message, rejections: Rejections) -> bool:
+    """Say whether a reply can be read; one of another version's Keeper is rejected by name."""
+    if reply.has_error() or KEEPER not in reply.content:
+        return True
+    about = reply.content[KEEPER]
+    with rejections.attributed_to(reply.metadata.src_node_id):
+        check_version(
+            about.get(VERSION_KEY) if isinstance(about, ConfigRecord) else None, "its Keeper"
+        )
+        return True
+    return False
 
 
 def _record_path(given: Path, grid: Grid) -> Path:
