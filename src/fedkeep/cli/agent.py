@@ -17,7 +17,6 @@ from rich.table import Table
 from fedkeep.agent.record import SampleMetadata
 from fedkeep.agent.remote import new_keys, parsed, read_key
 from fedkeep.agent.remote import sign as signed
-from fedkeep.agent.streams import read_streams
 from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, write_samples
 from fedkeep.core.errors import ConfigError
 from fedkeep.files import atomic_write
@@ -53,6 +52,8 @@ def run(
     ] = False,
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
+    from fedkeep.agent.streams import read_streams  # with all of the agent
+
     read_streams(config)
     arguments = [
         sys.executable,

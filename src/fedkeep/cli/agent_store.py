@@ -41,6 +41,7 @@ from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.state import strip_prefix
 from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray
+from fedkeep.core.waiting import UNLABELLED
 from fedkeep.encoding import EncodingName
 from fedkeep.files import atomic_write, temp_path
 from fedkeep.protocol.printing import printable
@@ -370,7 +371,9 @@ def _targets(notes: Sequence[SampleMetadata]) -> AnyArray:
 
 
 def label_name(label: int, labels: Sequence[str]) -> str:
-    """Return a label's name, or its number where it has none."""
+    """Return a label's name, or its number where it has none; a sample may wait for its label."""
+    if label == UNLABELLED:
+        return "unlabelled"
     return labels[label] if 0 <= label < len(labels) else str(label)
 
 
@@ -474,7 +477,7 @@ def when(time: float) -> str:
 
 def _summary(file: Path, found: Inspected) -> str:
     geometry, form = found.label.geometry, found.label.form
-    labels = len({note.label for note in found.notes})
+    labels = len({note.label for note in found.notes} - {UNLABELLED})
     what = (
         f"{len(found.notes)} files, {labels} labels"
         if found.payloads is not None
