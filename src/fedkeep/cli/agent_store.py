@@ -49,7 +49,7 @@ from fedkeep.protocol.printing import printable
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
 _PAYS = 0.9
-_MOST_ALIKE = 10_000
+_MOST_ALIKE, _LONGEST_NAME = 10_000, 180
 _PRIVATE, _PRIVATE_FOLDER = 0o600, 0o700
 """What is exported is no more readable than the store."""
 
@@ -466,7 +466,7 @@ def open_new(path: Path) -> IO[bytes]:
 
 def _file_name(name: str) -> str:
     """Return a name from outside as one that a folder can hold, in it and nowhere else."""
-    quoted = quote(name, safe=" ")
+    quoted = quote(name, safe=" ")[:_LONGEST_NAME]
     return {"": "%", ".": "%2E", "..": "%2E%2E"}.get(quoted, quoted)
 
 
