@@ -21,7 +21,7 @@ from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, writ
 from fedkeep.core.errors import ConfigError
 from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, Selection, Status
+from fedkeep.protocol.messages import Erase, GistStatus, Reason, SampleFilter, Status
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -269,7 +269,7 @@ def upload(
 ) -> None:
     """Queue stored samples to be sent where [upload] says, if this device consents."""
     selection = _selection(id_, label, source, since, until, namespace)
-    if selection == Selection():
+    if selection == SampleFilter():
         raise ConfigError("say what to send: --id, --label, --source, --since or --until")
     with AgentClient(socket, timeout=60) as client:
         queued = client.upload(selection)
@@ -329,12 +329,12 @@ def _selection(
     since: datetime | None,
     until: datetime | None,
     namespace: str | None,
-) -> Selection:
+) -> SampleFilter:
     """Return the conditions of a command's options."""
     if namespace is not None and not ids:
         raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     first, last = (None if time is None else time.timestamp() for time in (since, until))
-    return Selection(
+    return SampleFilter(
         tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
     )
 
