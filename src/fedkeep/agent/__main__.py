@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
 
         run(read_config(Path(files[0])), until_sources_end=bool(flags))
     except (FedkeepError, OSError) as error:
-        sys.stderr.write(f"fedkeep: {printable(str(error))}\n")
+        mistake = "\n".join(map(printable, str(error).split("\n")))
+        sys.stderr.write(f"fedkeep: {mistake}\n")
         return 2 if isinstance(error, ConfigError | DataError | MissingExtraError) else 1
     return 0
 

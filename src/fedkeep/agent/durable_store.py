@@ -3,7 +3,7 @@
 The core's in-memory store decides, this one makes its decisions survive a power cut.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -18,11 +18,13 @@ from fedkeep.agent.record import (
     SampleMetadata,
     Verdict,
     join_name,
+    origin_of,
     split_name,
 )
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import OfferResult, Outcome
+from fedkeep.core.rules.store import HELD, HeldSample, RuledStore
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.core.waiting import UNLABELLED, Departure
@@ -49,6 +51,8 @@ RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
 Where `after_use` is `discount`.
 """
 _RANKS = "ranks."
+_LATE_AT_ONCE = 8
+"""No store has less room than this beside its samples."""
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
@@ -108,6 +112,9 @@ class DurableStore:
         """Samples that the next commit has to write, encoded, each with the blob whose place it
         takes, if any.
         """
+        self._late: dict[int, tuple[bytes, int | None]] = {}
+        """The same of samples that rules hold after all; written a few at a time, since there can
+        be more of them than one commit has room for."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
@@ -116,6 +123,12 @@ class DurableStore:
         self._samples: dict[int, bytes] = {}
         self._waiting_rows: dict[int, bytes] = {}
         self._sources = [""]
+        self.source_bytes = SOURCE_NAMES
+        """Of the names of sources, with those of rules."""
+        self.groups_of: Callable[[SampleMetadata], list[tuple[int, int]]] | None = None
+        """Tells the rules that held a sample, and its group under each; None without rules."""
+        if isinstance(index, RuledStore):
+            index.tag = lambda id_: self.names.get(id_, "")
         self.readable = False
         """Whether all that samples cannot be read without is on the disk.
 
@@ -141,18 +154,16 @@ class DurableStore:
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
             known = [column[i].item() for column in columns]
-            note = SampleMetadata._make(
-                [
-                    *known,
-                    self.model_version,
-                    taken,
-                    wall,
-                    self.source,
-                    int(regions[i]),
-                    0,
-                    self.names.get(known[0], "") if self.name_bytes else "",
-                ]
+            note = SampleMetadata(
+                *known,
+                self.model_version,
+                taken,
+                wall,
+                self.source,
+                int(regions[i]),
+                name=self.names.get(known[0], "") if self.name_bytes else "",
             )
+            note = self._with_rules(note)
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
             if (before := self._before.pop(note.id, None)) is not None:
@@ -168,15 +179,67 @@ class DurableStore:
                 )
                 content = join_name(row, note.name, self.name_bytes)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
-                self._name_source()
+                self._name_origin(note)
         self._before.clear()
+        self._follow_rules()
         return outcome
+
+    def _with_rules(self, note: SampleMetadata) -> SampleMetadata:
+        """Note the rules that hold a sample."""
+        index = self._index
+        if not isinstance(index, RuledStore) or not (holders := index.holders(note.id)):
+            return note
+        names = tuple(index.rules[rule].name for rule in holders)
+        return note._replace(rules=names, apart=not index.in_policy(note.id))
+
+    def _follow_rules(self) -> None:
+        """Stage what rules hold after all, and let go what they hold no longer."""
+        if not isinstance(self._index, RuledStore):
+            return
+        gone, late = self._index.take_changes()
+        self._let_go(gone, Verdict.DROPPED)
+        for sample in late:
+            known = self.records.get(sample.id)
+            note = self._with_rules(known or self._late_note(sample))
+            if note == known:
+                continue
+            place = None
+            if known is None:
+                self.log.add(note, Verdict.KEPT)
+            else:
+                place = self._discard(sample.id)
+                self._swaps = True
+            [row] = self.codec.encode(sample.x[None])
+            self.records[note.id] = note
+            self._late[note.id] = join_name(row, note.name, self.name_bytes), place
+            self._name_origin(note)
+
+    def _late_note(self, sample: HeldSample) -> SampleMetadata:
+        """Return what is known of a sample that was not kept when it came."""
+        return SampleMetadata(
+            sample.id,
+            sample.arrival,
+            sample.score,
+            label=sample.y,
+            model_version=self.model_version,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            region=sample.region,
+            name=(sample.tag or "") if self.name_bytes else "",
+        )
+
+    def holders(self, id_: int) -> list[str]:
+        """Return the names of the rules that hold a stored sample."""
+        index = self._index
+        if not isinstance(index, RuledStore):
+            return []
+        return [index.rules[rule].name for rule in index.holders(id_)]
 
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
         note = self.records[id_]._replace(label=label, region=region, score=score)
-        x = self._index.stored().batch
-        [row] = self.codec.encode(x.x[x.ids == id_])
+        [row] = self.codec.encode(self._numbers_of(id_)[None])
         place = self._discard(id_)
         self.records[id_] = note
         self.staged[id_] = join_name(row, note.name, self.name_bytes), place
@@ -184,6 +247,14 @@ class DurableStore:
         model, wall = self.model_version, self.clock.wall()
         self.log.add(note._replace(model_version=model, wall=wall, displaced=-1), Verdict.CORRECTED)
         return self._let_go(self._index.relabel(id_, label, region, score), Verdict.DROPPED)
+
+    def _numbers_of(self, id_: int) -> AnyArray:
+        """Return a stored sample, whether the policy keeps it or a rule."""
+        index = self._index
+        if isinstance(index, RuledStore) and (held := index.held(id_)) is not None:
+            return held.x
+        batch = index.stored().batch
+        return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
 
     def waits(self, id_: int, x: AnyArray, arrival: int, displaced: int | None) -> None:
         """Stage a sample without a label, in the place of the one it displaced, if any."""
@@ -208,7 +279,7 @@ class DurableStore:
         row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
         self.unlabelled[id_] = note
         self.staged[id_] = join_name(row, note.name, self.name_bytes), place
-        self._name_source()
+        self._name_origin(note)
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
@@ -239,12 +310,15 @@ class DurableStore:
         self._waiting_rows = {}
         return len(ids)
 
-    def _name_source(self) -> None:
-        """Give the present source a number, if there is room for its name."""
-        sources = [*self._sources, self.source]
-        fits = len("\n".join(sources).encode()) <= SOURCE_NAMES
-        if self.source not in self._sources and fits:
-            self._sources, self.readable = sources, False
+    def _name_origin(self, note: SampleMetadata) -> None:
+        """Give a sample's source a number, with the rules that hold it, if there is room."""
+        for origin in dict.fromkeys((origin_of(note), note.source)):
+            if origin in self._sources:
+                return
+            sources = [*self._sources, origin]
+            if len("\n".join(sources).encode()) <= self.source_bytes:
+                self._sources, self.readable = sources, False
+                return
 
     def rescore(self, scores: Scores) -> list[int]:
         """Rank what is stored anew; returns the ids of what was dropped."""
@@ -267,6 +341,13 @@ class DurableStore:
         """
         columns = rank_columns(self._ranks, self.records.values())
         notes = [self.records[id_] for id_ in columns["ids"].tolist()]
+        alone = np.array([note.apart for note in notes], dtype=bool) | (columns["tiers"] == HELD)
+        held_alone = [note for note, own in zip(notes, alone.tolist(), strict=True) if own]
+        if not isinstance(self._index, RuledStore):  # the rules are gone: the policy decides
+            columns["tiers"] = np.where(columns["tiers"] == HELD, _RANKED, columns["tiers"])
+        elif held_alone:
+            columns = {name: column[~alone] for name, column in columns.items()}
+            notes = [self.records[id_] for id_ in columns["ids"].tolist()]
         regions = np.array([note.region for note in notes], dtype=np.int64)
         held = np.bincount(regions, minlength=self._index.regions)
         quotas = state.get("quotas")
@@ -276,8 +357,25 @@ class DurableStore:
         x = self.codec.decode([self._samples[note.id] for note in notes])
         y = np.array([note.label for note in notes], dtype=np.int64)
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
+        self._hold_again(notes + held_alone)
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
+
+    def _hold_again(self, notes: Sequence[SampleMetadata]) -> None:
+        """Let rules hold the samples that the file says they held; of a rule that is gone, none."""
+        index = self._index
+        if not isinstance(index, RuledStore) or self.groups_of is None:
+            return
+        for note in sorted(notes, key=lambda note: note.arrival):
+            if not note.rules:
+                continue
+            [x] = self.codec.decode([self._samples[note.id]])
+            tag = note.name or None
+            sample = HeldSample(note.id, x, note.label, note.region, note.score, note.arrival, tag)
+            index.hold_again(sample, self.groups_of(note))
+        unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
+        self._let_go([*unheld], Verdict.DROPPED)
+        index.take_changes()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -322,10 +420,7 @@ class DurableStore:
         ids = [*ids]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
         gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
-        state = self._index.snapshot()
-        keep = ~np.isin(state["ids"], gone)
-        state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
-        self._index.restore(state)
+        self._index.remove(gone.tolist())
         self._settled = {}
         self.log.forget(np.concatenate([gone, np.array(waited, dtype=np.int64)]))
         for id_ in waited:
@@ -377,6 +472,14 @@ class DurableStore:
         OSError if the disk is full or fails. Then nothing was committed, and the file's `reload`
         gives back what was.
         """
+        self._commit(state, wipe=wipe)
+        while self._late:
+            for id_ in list(self._late)[:_LATE_AT_ONCE]:
+                self.staged[id_] = self._late.pop(id_)
+                self._swaps = self._swaps or self.staged[id_][1] is not None
+            self._commit(None)
+
+    def _commit(self, state: State | None, *, wipe: bool = False) -> None:
         changed: dict[str, tuple[int, bytes]] = {}
         replaced: list[str] = []
         if state is not None:
@@ -426,6 +529,8 @@ class DurableStore:
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
+        if (late := self._late.pop(id_, None)) is not None:
+            return late[1]
         self.unlabelled.pop(id_, None)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 

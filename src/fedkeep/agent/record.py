@@ -69,6 +69,10 @@ class SampleMetadata(NamedTuple):
     uses: int = 0
     name: str = ""
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
+    rules: tuple[str, ...] = ()
+    """The names of the rules that held or limited it when it was stored."""
+    apart: bool = False
+    """Whether rules alone held it then."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -95,21 +99,42 @@ def split_name(content: bytes, most: int) -> tuple[bytes, str]:
     return content[:start], content[start:end].decode(errors="replace")
 
 
+_WITH_RULES, _APART, _JOINT = "\x1f", "-", "/"
+
+
+def origin_of(note: SampleMetadata) -> str:
+    r"""Return what stands for a sample's source and rules among the names of a file's sources.
+
+    >>> origin_of(SampleMetadata(1, source="door", rules=("alarms",), apart=True))
+    'door\x1f-alarms'
+    """
+    if not note.rules:
+        return note.source
+    return f"{note.source}{_WITH_RULES}{_APART * note.apart}{_JOINT.join(note.rules)}"
+
+
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
     """Return a blob for a record: the note, and the sample as its codec encoded it.
 
     `sources` are the names that numbers stand for, the first of them none.
     """
     taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
-    number = sources.index(note.source) if note.source in sources else 0
+    origin = origin_of(note)
+    origin = origin if origin in sources else note.source
+    number = sources.index(origin) if origin in sources else 0
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
     *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
-    name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make([*known, label, model, float(taken), wall, name, label, 0, ""])
+    origin = sources[source] if source < len(sources) else ""
+    name, _, rules = origin.partition(_WITH_RULES)
+    note = SampleMetadata(*known, label, model, float(taken), wall, name, label)
+    if not rules:
+        return note
+    names = tuple(rules.removeprefix(_APART).split(_JOINT))
+    return note._replace(rules=names, apart=rules.startswith(_APART))
 
 
 @dataclass(frozen=True)
@@ -288,6 +313,15 @@ class Verdict(IntEnum):
     """It is stored under another label from now on."""
 
 
+_RULE = b"#"
+"""How the names of rules begin where policies have theirs."""
+
+
+def _logged_rule(rule: str) -> bytes:
+    """Return a rule's name as rows have it, cut."""
+    return (_RULE + rule.encode())[:_POLICY_BYTES]
+
+
 def _logged(policy: str) -> bytes:
     """Return a policy's name as rows have it: what stored data calls it, cut."""
     return stored_name("policy", policy).encode()[:_POLICY_BYTES]
@@ -308,21 +342,37 @@ class DecisionLog:
         self._deflated: dict[int, AnyArray] = {}
         """The chunks that have not changed since they were last stored, as they were stored."""
         self.policy, self._policy = policy, _logged(policy)
+        self.rules: tuple[str, ...] = ()
+        """The names of the rules of today, by which rows that cut them are read."""
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
-        """Log a decision that changed the store."""
+        """Log a decision that changed the store: the policy's, or that of a rule alone."""
+        by = _logged_rule(note.rules[0]) if note.apart and note.rules else self._policy
         place = self._written % len(self._rows)
         self._deflated.pop(place // CHUNK, None)
         self._rows[place] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
-            note.model_version, note.wall, self._policy,
+            note.model_version, note.wall, by,
         )  # fmt: skip
         self._written += 1
 
+    def add_forbidden(self, batch: Batch, rule: str, wall: float) -> None:
+        """Log samples of a batch that a rule never stores."""
+        nothing, none = np.full(len(batch), -1), np.full(len(batch), np.nan)
+        refused = np.full(len(batch), int(OfferResult.REFUSED))
+        outcome = Outcome(refused, nothing, none, none)
+        self.add_refusals(batch, nothing, outcome, -1, wall, _logged_rule(rule))
+
     def add_refusals(
-        self, batch: Batch, arrivals: IntArray, outcome: Outcome, model: int, wall: float
+        self,
+        batch: Batch,
+        arrivals: IntArray,
+        outcome: Outcome,
+        model: int,
+        wall: float,
+        by: bytes | None = None,
     ) -> None:
-        """Log the refusals among the outcomes of a batch."""
+        """Log the refusals among the outcomes of a batch: the policy's, or those `by` a rule."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
         columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
@@ -332,7 +382,7 @@ class DecisionLog:
             -1,
             model,
             wall,
-            self._policy,
+            self._policy if by is None else by,
         )
         self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
         self._refusals += len(rows)
@@ -356,7 +406,10 @@ class DecisionLog:
         return reasons
 
     def _named(self, logged: bytes) -> str:
-        """Return the present name of the policy that a row names."""
+        """Return the present name of the policy, or of the rule, that a row names."""
+        if logged.startswith(_RULE):
+            begun = logged.removeprefix(_RULE).decode(errors="replace")
+            return "rule " + next((rule for rule in self.rules if rule.startswith(begun)), begun)
         for policy in (self.policy, *POLICIES):
             if logged in (_logged(policy), policy.encode()[:_POLICY_BYTES]):
                 return policy
