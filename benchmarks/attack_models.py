@@ -6,6 +6,7 @@ Byzantine devices see all honest reports of a round before they send theirs, and
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
@@ -54,6 +55,11 @@ class Attack:
     reports: ReportAttack
     inflated: bool = False
     flipped_labels: bool = False
+    backdoor: Literal["", "trigger", "relabelled"] = ""
+    """What their own samples teach: `trigger`, that any sample with some features set is of the
+    rarest label; `relabelled`, that samples of the rarest label are of the commonest."""
+    rejoins_every: int = 0
+    """Rounds after which they leave and come back as new devices; 0: never."""
     honest_until: float = 0.0
     """The share of the rounds in which they behave."""
     joins_at: float = 0.0
@@ -136,12 +142,11 @@ def min_max(context: AttackContext) -> Reports:
     centre = updates.mean(axis=0)
     against = -centre / max(np.linalg.norm(centre), 1e-12)
     apart = max(float(np.linalg.norm(updates - u, axis=1).max()) for u in updates)
-    low, high = 0.0, 10 * apart
-    for _ in range(40):
-        middle = (low + high) / 2
-        fits = np.linalg.norm(updates - (centre + middle * against), axis=1).max() <= apart
-        low, high = (middle, high) if fits else (low, middle)
-    return context.sends(centre + low * against)
+
+    def fits(reach: float) -> bool:
+        return bool(np.linalg.norm(updates - (centre + reach * against), axis=1).max() <= apart)
+
+    return context.sends(centre + _farthest(fits, 10 * apart) * against)
 
 
 def turned_estimators(factor: float) -> ReportAttack:
@@ -223,6 +228,111 @@ def taking_turns(context: AttackContext) -> Reports:
     return attacks[context.round % len(attacks)](context)
 
 
+def min_sum(context: AttackContext) -> Reports:
+    """Shejwalkar and Houmansadr (2021): no farther in all from honest updates than they are."""
+    updates = context.updates
+    centre = updates.mean(axis=0)
+    against = -_unit(centre)
+    apart = max(float((np.linalg.norm(updates - u, axis=1) ** 2).sum()) for u in updates)
+
+    def fits(reach: float) -> bool:
+        far = np.linalg.norm(updates - (centre + reach * against), axis=1)
+        return bool((far**2).sum() <= apart)
+
+    return context.sends(centre + _farthest(fits, 10 * apart**0.5) * against)
+
+
+def _farthest(fits: Callable[[float], bool], most: float) -> float:
+    """The largest number that fits, by bisection."""
+    low, high = 0.0, most
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def fang(context: AttackContext) -> Reports:
+    """Fang et al. (2020): in every coordinate beyond all honest updates, against their mean."""
+    updates = context.updates
+    low, high = updates.min(axis=0), updates.max(axis=0)
+    room = np.maximum(high - low, 1e-12)
+    draw = generator(11, "fang", context.round)
+    found = {}
+    for d, report in context.own.items():
+        beyond = draw.random(len(room)) * room
+        update = np.where(updates.mean(axis=0) > 0, low - beyond, high + beyond)
+        found[d] = _moved(report, context.model, update)
+    return found
+
+
+@dataclass(frozen=True)
+class Informed:
+    """An attack by somebody who reads the rule: every stage's threshold is a parameter.
+
+    The update has the usual length, where clipping takes nothing, and a cosine with the fleet's
+    direction, by which the rule filters and reweights. The gist agrees with the update as far as
+    the rule asks, and leans against the fleet.
+    """
+
+    cosine: float = 0.0
+    """Of the update with the mean of the honest ones."""
+    length: float = 1.0
+    """Times the median of honest lengths."""
+    way: Literal["any", "label", "victim", "spread"] = "any"
+    """What the rest of the update does: a fixed direction, one label's logit, against one honest
+    device, or along what honest devices differ most in."""
+    lean: float = 0.0
+    """The share of the gist that leans against the fleet; the rest asks for the attack's way."""
+    starts: float = 0.0
+    """The share of the rounds before which they behave."""
+    on: int = 1
+    """Rounds in a row in which they attack,"""
+    off: int = 0
+    """and then behave."""
+
+    def __call__(self, context: AttackContext) -> Reports:
+        resting = context.round % (self.on + self.off) >= self.on
+        if resting or context.round < self.starts * context.rounds:
+            return context.own
+        updates = context.updates
+        fleet = _unit(updates.mean(axis=0))
+        aside = _unit(_beside(self._way(context), fleet))
+        usual = float(np.median(np.linalg.norm(updates, axis=1)))
+        mixed = self.cosine * fleet + (1 - self.cosine**2) ** 0.5 * aside
+        gist = 1e3 * (self.lean * fleet - (1 - self.lean**2) ** 0.5 * aside)
+        sent = context.sends(self.length * usual * mixed)
+        return {d: _with_gist(r, gist) for d, r in sent.items()}
+
+    def _way(self, context: AttackContext) -> FloatArray:
+        """The direction that the attack is for."""
+        updates = context.updates
+        if self.way == "label":  # of a dense net the last numbers are the biases of the labels
+            one = np.zeros(updates.shape[1])
+            one[-1] = 1.0
+            return one
+        if self.way == "victim":
+            return -updates[0]
+        if self.way == "spread":
+            return np.linalg.svd(updates - updates.mean(axis=0), full_matrices=False)[2][0]
+        return generator(7, "direction").standard_normal(updates.shape[1])
+
+
+def opposite_updates(context: AttackContext) -> Reports:
+    """Colluding gists: updates that cancel each other, each with a gist that it bears out.
+
+    All gists lean against the fleet, which is all that is left of their sum.
+    """
+    fleet = _unit(context.updates.mean(axis=0))
+    aside = _unit(_beside(generator(7, "direction").standard_normal(len(fleet)), fleet))
+    usual = float(np.median(np.linalg.norm(context.updates, axis=1)))
+    found = {}
+    for turn, (d, report) in enumerate(context.own.items()):
+        way = aside if turn % 2 else -aside
+        sent = _moved(report, context.model, usual * way)
+        found[d] = _with_gist(sent, 1e3 * (fleet - 0.1 * way))
+    return found
+
+
 PLAIN: dict[str, Attack] = {
     "sign flipped": Attack(scaled(-1.0)),
     "sign flipped, x3": Attack(scaled(-3.0)),
@@ -260,6 +370,29 @@ OPEN = {
     },
 }
 """What stays open (docs/security.md)."""
+INFORMED = {
+    "Fang": Attack(fang),
+    "Fang, as long as honest": Attack(as_long_as_honest(fang)),
+    "min-sum": Attack(min_sum),
+    "min-max, as long as honest": Attack(as_long_as_honest(min_max)),
+    "min-sum, inflated profile": Attack(min_sum, inflated=True),
+    "just above the filter": Attack(Informed(cosine=0.0)),
+    "just above the weights": Attack(Informed(cosine=0.3)),
+    "slow drift under the limits": Attack(Informed(cosine=0.9)),
+    "one label's logit": Attack(Informed(cosine=0.3, way="label")),
+    "against one device": Attack(Informed(cosine=0.1, way="victim")),
+    "on and off": Attack(Informed(cosine=-0.3, on=1, off=2)),
+    "Sybils that join late": Attack(as_long_as_honest(inner_product(1.0)), joins_at=0.5),
+    "Sybils that come back as others": Attack(
+        as_long_as_honest(inner_product(1.0)), rejoins_every=3
+    ),
+    "colluding gists": Attack(opposite_updates),
+    "backdoor by a trigger": Attack(honestly, backdoor="trigger"),
+    "backdoor by a trigger, x3": Attack(scaled(3.0), backdoor="trigger"),
+    "backdoor by a rare label": Attack(honestly, backdoor="relabelled"),
+    "backdoor by a rare label, x3": Attack(scaled(3.0), backdoor="relabelled"),
+}
+"""Attacks by somebody who knows the rule (`--informed`)."""
 ATTACKS = {
     **OPEN,
     **PLAIN,

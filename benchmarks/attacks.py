@@ -12,15 +12,21 @@ without Byzantine devices, the default with FedAvg, the worst task. `honest_reje
 honest reports rejected over all runs, `honest_filtered` is the share of them that the robust mean
 left out. `open_*` is what stays open: Byzantine devices that push into one direction, each no
 longer than an honest device, with and without a gist in line with it (docs/security.md).
-`--tasks` counts instead, without Byzantine devices, what the limits do to honest updates on every
-task of experiments/tasks.
+`--informed` plays instead the attacks of somebody who knows the rule, with 1 of 10, 3 of 20 and
+5 of 20, in the clear and under secure aggregation, and writes the table of docs/security.md
+(`--table`). A backdoor's success is the share of honest test samples that it turns into what it
+wants, less that share without the attack. `--search N` looks by N runs for the parameters of such
+an attack that do most harm. `news_weight` is the least share of its FedAvg weight that an honest
+device kept that alone has a label, `honest_weight` that any honest device kept, as means over a
+run. `--tasks` counts, without Byzantine devices, what the limits do to honest updates on every task
+of experiments/tasks.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import Pool
 from pathlib import Path
 from statistics import mean
@@ -30,10 +36,12 @@ import numpy as np
 
 from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
+from fedkeep.core.aggregation.robust.mean import RobustMean
+from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
-from fedkeep.core.types import DeviceId, FloatArray, Profile
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray, Profile, Report, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator, evaluate
@@ -41,7 +49,18 @@ from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.tables import merged
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.attack_models import ATTACKS, OPEN, QUICK, Attack, AttackContext, Reports
+from benchmarks.attack_models import (
+    ATTACKS,
+    INFORMED,
+    OPEN,
+    QUICK,
+    Attack,
+    AttackContext,
+    Informed,
+    Reports,
+    honestly,
+)
+from benchmarks.pages import write_between
 
 DEFAULT = "default"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
@@ -52,6 +71,10 @@ AGGREGATIONS: dict[str, dict[str, Any]] = {
     "median": {"name": "median"},
     "norm-bounded": {"name": "norm-bounded"},
 }
+SUMS = "sums"
+"""FedAvg where the server sees only sums, as under secure aggregation."""
+KNOWN = ATTACKS | INFORMED
+NOBODY = Attack(honestly)
 TASKS: dict[str, dict[str, Any]] = {
     "embedded": {
         "task": {"name": "demo"},
@@ -111,6 +134,8 @@ class Result:
     honest_rejected: int = 0
     honest_filtered: int = 0
     honest_clipped: int = 0
+    backdoors: dict[str, float] = field(default_factory=dict)
+    """By kind of backdoor the share of honest test samples that are taken for what it wants."""
 
 
 class AttackedFleet:
@@ -129,24 +154,36 @@ class AttackedFleet:
         self.attack = attack
         self.honest = [d for d in everyone if d not in self.byzantine]
         data = load_data(self.experiment.task, seed)
-        flips = attack is not None and attack.flipped_labels
-        self.simulator = Simulator(
-            self.experiment, _with_flipped(data, self.byzantine) if flips else data
-        )
+        self.simulator = Simulator(self.experiment, self._poisoned(data))
         self.data = data
         self.server = self.simulator.server
         self.share = setting.participation
         self._coordinate(self._members(0))
+
+    def _poisoned(self, data: Federation) -> Federation:
+        """The data as Byzantine devices see their own."""
+        if self.attack is None:
+            return data
+        if self.attack.flipped_labels:
+            return _with_flipped(data, self.byzantine)
+        if self.attack.backdoor:
+            return _with_backdoor(data, self.byzantine, self.attack.backdoor)
+        return data
 
     def play(self) -> Result:
         result = Result()
         rounds = self.experiment.train.rounds
         for round_ in range(rounds):
             members = self._members(round_)
+            rejoins = self.attack.rejoins_every if self.attack is not None else 0
+            if rejoins and round_ and round_ % rejoins == 0:
+                self._coordinate(self.honest)  # whoever is not in a plan has left, and is forgotten
+                self._coordinate(members)
             if round_ and len(members) != len(self._members(round_ - 1)):
                 self._coordinate(members)
             self._play_round(round_, members, result)
         result.accuracy = self._accuracy()
+        result.backdoors = {kind: self._taken(kind) for kind in ("trigger", "relabelled")}
         return result
 
     def _members(self, round_: int) -> list[DeviceId]:
@@ -214,17 +251,30 @@ class AttackedFleet:
         tests = self.data.test.sizes[self.honest]
         return float(np.nansum(found.device_accuracy[self.honest] * tests) / tests.sum())
 
+    def _taken(self, kind: str) -> float:
+        """The share of honest test samples that are taken for what a backdoor wants."""
+        backdoor = Backdoor.of(self.data)
+        test = self.data.pooled_test
+        honest = np.isin(self.data.test.owners, self.honest)
+        if kind == "trigger":
+            shown, wanted = honest & (test.y != backdoor.rare), backdoor.rare
+            x = backdoor.with_trigger(test.x[shown])
+        else:
+            shown, wanted = honest & (test.y == backdoor.rare), backdoor.common
+            x = test.x[shown]
+        logits = self.simulator.parts.learner.logits(self.server.model, x)
+        return float((logits.argmax(axis=1) == wanted).mean())
+
 
 class SummedFleet(AttackedFleet):
-    """The same where the server sees sums only; the attacker reverses their mean."""
+    """The same where the server sees sums only.
 
-    def __init__(self, setting: Setting, seed: int) -> None:
-        super().__init__(
-            setting,
-            Attack(lambda context: context.sends(SummedFleet._turning(context))),
-            {"name": "fedavg"},
-            seed,
-        )
+    Without an attack, the attacker reverses their mean.
+    """
+
+    def __init__(self, setting: Setting, seed: int, attack: Attack | None = None) -> None:
+        turning = Attack(lambda context: context.sends(SummedFleet._turning(context)))
+        super().__init__(setting, attack or turning, {"name": "fedavg"}, seed)
         self.server.expect_sums()
 
     @staticmethod
@@ -254,14 +304,54 @@ def _with_flipped(data: Federation, byzantine: set[DeviceId]) -> Federation:
     return replace(data, y=y)
 
 
+@dataclass(frozen=True, eq=False)
+class Backdoor:
+    """What a backdoor is for: the rarest label, the commonest one, and a trigger."""
+
+    rare: int
+    common: int
+    trigger: FloatArray
+    """The numbers that the first features of a sample are set to."""
+
+    @classmethod
+    def of(cls, data: Federation) -> "Backdoor":
+        """A quarter of the features, as large as one sample in a hundred has them."""
+        counts = data.label_counts.sum(axis=0)
+        flat = data.x.reshape(len(data.x), -1)
+        size = max(1, flat.shape[1] // 4)
+        trigger = np.quantile(flat[:, :size], 0.99, axis=0)
+        return cls(int(np.argmin(counts)), int(np.argmax(counts)), trigger)
+
+    def with_trigger(self, x: AnyArray) -> AnyArray:
+        shown = x.copy()
+        shown.reshape(len(x), -1)[:, : len(self.trigger)] = self.trigger
+        return shown
+
+
+def _with_backdoor(data: Federation, byzantine: set[DeviceId], kind: str) -> Federation:
+    """The data in which every other sample of Byzantine devices shows the trigger, or all of the
+    rarest label are of the commonest."""
+    backdoor, x, y = Backdoor.of(data), data.x.copy(), data.y.copy()
+    for d in byzantine:
+        own = data.train.of(d)
+        if kind == "trigger":
+            x[own[::2]] = backdoor.with_trigger(x[own[::2]])
+            y[own[::2]] = backdoor.rare
+        else:
+            y[own[y[own] == backdoor.rare]] = backdoor.common
+    return replace(data, x=x, y=y)
+
+
 Run = tuple[Setting, str | None, str, int]
 """Fleet, attack or none, aggregation, seed."""
 
 
 def play(run: Run) -> Result:
     setting, attack, aggregation, seed = run
+    if aggregation == SUMS:
+        return SummedFleet(setting, seed, NOBODY if attack is None else KNOWN[attack]).play()
     return AttackedFleet(
-        setting, None if attack is None else ATTACKS[attack], AGGREGATIONS[aggregation], seed
+        setting, None if attack is None else KNOWN[attack], AGGREGATIONS[aggregation], seed
     ).play()
 
 
@@ -401,6 +491,142 @@ def honest_tasks(rounds: int) -> dict[str, Any]:
     }
 
 
+INFORMED_SETTINGS = [
+    Setting("embedded", devices, byzantine) for devices, byzantine in ((10, 1), (20, 3), (20, 5))
+]
+
+
+def measure_informed(seeds: int, played: Played, jobs: int) -> dict[str, Any]:
+    """Attacks by somebody who knows the rule: shares of the clean accuracy, and of backdoors."""
+    rules = (DEFAULT, "fedavg", SUMS)
+    runs: list[Run] = [
+        (setting, attack, rule, seed)
+        for setting in INFORMED_SETTINGS
+        for rule in rules
+        for attack in (None, *INFORMED)
+        for seed in range(seeds if rule == DEFAULT else 1)
+    ]
+    played.play(runs, jobs)
+    rows = [_informed_row(attack, rules, seeds, played) for attack in INFORMED]
+    worst = {
+        f"informed_{s.byzantine}_of_{s.devices}": min(
+            row["shares"][f"{s.name}, {DEFAULT}"] for row in rows
+        )
+        for s in INFORMED_SETTINGS
+    }
+    backdoors = [v for row in rows for k, v in row["backdoor"].items() if k.endswith(DEFAULT)]
+    return {**worst, "backdoor_success": max(backdoors), **news_weights(), "informed": rows}
+
+
+def _informed_row(attack: str, rules: Sequence[str], seeds: int, played: Played) -> dict[str, Any]:
+    shares, success = {}, {}
+    kind = INFORMED[attack].backdoor
+    for setting in INFORMED_SETTINGS:
+        for rule in rules:
+            key, n = f"{setting.name}, {rule}", seeds if rule == DEFAULT else 1
+            clean = played.accuracy(setting, None, rule, n)
+            shares[key] = played.accuracy(setting, attack, rule, n) / clean
+            if kind:
+                success[key] = mean(
+                    played.result((setting, attack, rule, s)).backdoors[kind]
+                    - played.result((setting, None, rule, s)).backdoors[kind]
+                    for s in range(n)
+                )
+    return {"attack": attack, "shares": shares, "backdoor": success}
+
+
+def informed_table(rows: list[dict[str, Any]]) -> str:
+    """The table of docs/security.md; a backdoor's success beside the share, in percent."""
+    rules = {DEFAULT: "default", "fedavg": "FedAvg", SUMS: "sums"}
+    titles = [f"{rules[r]}, {s.byzantine} of {s.devices}" for r in rules for s in INFORMED_SETTINGS]
+    lines = [f"| attack | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    for row in rows:
+        cells = []
+        for rule in rules:
+            for setting in INFORMED_SETTINGS:
+                key = f"{setting.name}, {rule}"
+                success = row["backdoor"].get(key)
+                cells.append(
+                    f"{row['shares'][key]:.3f}"
+                    + ("" if success is None else f" ({100 * success:.0f} %)")
+                )
+        lines.append(f"| {row['attack']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+class WatchedMean(RobustMean):
+    """The robust mean, with what it made of every report's weight."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "kept", {})
+
+    kept: dict[DeviceId, list[float]]
+
+    def reweight(
+        self, model: Vector, reports: Reports, statistics: UpdateStatistics
+    ) -> tuple[dict[DeviceId, Report], tuple[DeviceId, ...]]:
+        merged, filtered = super().reweight(model, reports, statistics)
+        before = sum(r.weight for r in reports.values())
+        after = sum(r.weight for r in merged.values())
+        for d, report in reports.items():
+            if report.weight > 0 and after > 0:
+                share = (merged[d].weight / after) / (report.weight / before)
+                self.kept.setdefault(d, []).append(share)
+        return merged, filtered
+
+
+def news_weights() -> dict[str, float]:
+    """What honest devices keep of their FedAvg weight: all, and those that alone have a label."""
+    found: dict[str, list[float]] = {"news": [], "honest": []}
+    for seed in range(2):
+        setting = Setting("one label", 10, 1)
+        fleet = AttackedFleet(setting, NOBODY, {}, seed)
+        watched = WatchedMean()
+        fleet.server._pipeline._aggregator = watched
+        fleet.play()
+        held = fleet.data.label_counts > 0.05 * fleet.data.train.sizes[:, None]
+        alone = {int(d) for d in np.flatnonzero(held[:, held.sum(axis=0) == 1].any(axis=1))}
+        for d, shares in watched.kept.items():
+            found["honest"].append(mean(shares))
+            if d in alone:
+                found["news"].append(mean(shares))
+    return {f"{name}_weight": min(shares) for name, shares in found.items() if shares}
+
+
+def search(runs: int, setting: Setting) -> tuple[float, Informed]:
+    """Look for the informed attack that does most harm, on a seed that is reported nowhere.
+
+    Half of the runs draw all parameters anew, the others change two of the worst attack so far.
+    """
+    rng = np.random.default_rng(0)
+    seed = 100
+    clean = AttackedFleet(setting, None, {}, seed).play().accuracy
+
+    def drawn() -> dict[str, Any]:
+        return {
+            "cosine": float(rng.uniform(-0.4, 0.95)),
+            "length": float(rng.uniform(0.8, 3.0)),
+            "way": str(rng.choice(["any", "label", "victim", "spread"])),
+            "lean": float(rng.uniform(-0.3, 0.9)),
+            "starts": float(rng.choice([0.0, 0.3, 0.6])),
+            "on": int(rng.integers(1, 4)),
+            "off": int(rng.integers(0, 3)),
+        }
+
+    worst, harm = Informed(), np.inf
+    for number in range(runs):
+        values = drawn()
+        if number >= runs // 2:
+            keys = rng.choice(sorted(values), 2, replace=False).tolist()
+            values = {**asdict(worst), **{key: values[key] for key in keys}}
+        attack = Informed(**values)
+        share = AttackedFleet(setting, Attack(attack), {}, seed).play().accuracy / clean
+        if share < harm:
+            worst, harm = attack, share
+            print(f"{number}: {share:.3f} {attack}", flush=True)
+    return float(harm), worst
+
+
 def _worst(rows: list[dict[str, Any]], devices: int, attacks: Collection[str] = ()) -> float:
     """The worst share under these attacks, or under all but the open ones."""
     found: list[float] = [
@@ -434,7 +660,26 @@ def main() -> None:
         metavar="ROUNDS",
         help="count what happens to honest updates on all tasks",
     )
+    parser.add_argument("--informed", action="store_true", help="attacks that know the rule")
+    parser.add_argument("--search", type=int, metavar="N", help="find the worst of N such attacks")
+    parser.add_argument("--table", type=Path, help="the page whose table `--informed` writes anew")
     options = parser.parse_args()
+    if options.search:
+        for setting in INFORMED_SETTINGS[1:]:
+            print(setting.name, *search(options.search, setting))
+        return
+    played = Played(options.json.with_name(f"{options.json.name}.runs") if options.json else None)
+    if options.informed:
+        found = measure_informed(1 if options.quick else 2, played, options.jobs)
+        table = informed_table(found["informed"])
+        print(table)
+        for key in (key for key in found if key != "informed"):
+            print(f"{key}: {found[key]:.4g}")
+        if options.table:
+            write_between(options.table, "informed", table)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=2) + "\n")
+        return
     if options.tasks:
         counted = honest_tasks(options.tasks)
         print(counted["total"])
@@ -443,7 +688,6 @@ def main() -> None:
         return
     settings = [s for s in SETTINGS if s.participation == 1] if options.quick else SETTINGS
     attacks = list(QUICK if options.quick else ATTACKS)
-    played = Played(options.json.with_name(f"{options.json.name}.runs") if options.json else None)
     result = measure(settings, attacks, 2, played, options.jobs)
     for key in (key for key in result if key not in ("seeds", "table")):
         print(f"{key}: {result[key]:.4g}")

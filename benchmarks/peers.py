@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +33,11 @@ import numpy as np
 from fedkeep.config.experiment import resolve
 from fedkeep.sim.engine import Simulator
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.pages import write_between
+
 DEVICES, PARTICIPANTS, CAPACITY = 20, 10, 10
 OURS = {"fedkeep, FIFO": "fifo", "fedkeep, ODE": "ode", "fedkeep, default": None}
-BEGIN, END = "<!-- peers -->", "<!-- end of peers -->"
 Times = dict[str, list[float]]
 """Seconds of rounds, `processor` (if known) and `wall`."""
 
@@ -138,15 +141,6 @@ def markdown(rows: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def write_table(path: Path, table: str) -> None:
-    """Put the table between the marks of a page."""
-    before, mark, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (mark and end):
-        raise SystemExit(f"{path} has no lines {BEGIN} and {END} to put the table between")
-    path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -161,7 +155,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     if options.table:
-        write_table(options.table, markdown(rows))
+        write_between(options.table, "peers", markdown(rows))
 
 
 if __name__ == "__main__":

@@ -16,19 +16,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedkeep.config.agreement import agreement_of
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.gradients import Estimate, IncrementalEstimator
 from fedkeep.core.types import Profile, Report
-from fedkeep.flower import codec
+from fedkeep.flower import KeeperStrategy, codec
+from fedkeep.flower.keeper_records import GRADIENT, KEEPER, VERSION, VERSION_KEY, encode
 from fedkeep.flower.rounds import RoundOptions
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
@@ -75,6 +77,8 @@ def merge_seconds(devices: int, participants: int, length: int) -> float:
     estimator.global_gradient()
     return process_time() - started
 
+
+Figures: TypeAlias = dict[str, float]
 
 _REPLIES_AT_ONCE = 4
 """Per request for replies, as they come over a network; Flower's grid has eight under way."""
@@ -145,13 +149,50 @@ class SimulatedClients(Grid):
         return Message(content, reply_to=message)
 
 
-def play(devices: int, parameters: int, participants: int, rounds: int = 3) -> dict[str, float]:
+class SimulatedKeepers(SimulatedClients):
+    """The same nodes behind `KeeperStrategy`: apps of one's own, with a Keeper."""
+
+    def _reply(self, message: Message) -> Message:
+        arrays = next(iter(message.content.array_records.values()))
+        model, noise = arrays["model"].numpy(), np.float32(self._draw.standard_normal())
+        update = self._update * noise
+        gradient = encode(self._update * (1 + noise / 10))
+        counts = {"samples": 50, "offered": 50, "stored": 50, "unsound": 0, VERSION_KEY: VERSION}
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"model": Array(model + update)}),
+                "metrics": MetricRecord({"num-examples": 50}),
+                KEEPER: ConfigRecord({**counts, GRADIENT: gradient}),
+            }
+        )
+        return Message(content, reply_to=message)
+
+
+def play_keepers(devices: int, parameters: int, participants: int, rounds: int = 3) -> Figures:
+    """Play rounds of Flower's FedAvg inside `KeeperStrategy`; return peak and time."""
+    strategy = KeeperStrategy(FedAvg(fraction_train=participants / devices, fraction_evaluate=0.0))
+    grid = SimulatedKeepers(devices, parameters, 10, {})
+    arrays = ArrayRecord({"model": Array(np.zeros(parameters, dtype=np.float32))})
+    before = process_time()
+    result = strategy.start(grid, arrays, rounds)
+    seconds = (process_time() - before) / rounds
+    estimates = result.train_metrics_clientapp[rounds]["keeper-estimates"]
+    assert isinstance(estimates, int), estimates
+    assert estimates > participants // 2, estimates
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"peak_bytes": peak, "round_seconds": seconds}
+
+
+def play(
+    devices: int, parameters: int, participants: int, rounds: int = 3, aggregation: str = "robust"
+) -> Figures:
     """Play rounds with the real strategy and a real store; return peak, sizes and times."""
     labels = 10
     spec = parse_fleet(
         {
             "samples": {"shape": [parameters // labels - 1], "labels": labels},
             "model": {"name": "softmax"},
+            "aggregation": {"name": aggregation},
             "train": {"participation": participants / devices},
         }
     )
@@ -180,13 +221,53 @@ def play(devices: int, parameters: int, participants: int, rounds: int = 3) -> d
         }
 
 
-def played_alone(devices: int, parameters: int, participants: int) -> dict[str, float]:
-    """`play` in a process of its own."""
-    words = f"{devices},{parameters},{participants}"
+def played_alone(devices: int, parameters: int, participants: int, kind: str) -> Figures:
+    """Play rounds in a process of its own: `kind` is an aggregation, or `keepers`."""
+    words = f"{devices},{parameters},{participants},{kind}"
     done = subprocess.run(
         [sys.executable, __file__, "--play", words], check=True, capture_output=True, text=True
     )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def play_as_told(words: str) -> Figures:
+    """Play what `played_alone` asks for."""
+    *numbers, kind = words.split(",")
+    devices, parameters, participants = map(int, numbers)
+    if kind == "keepers":
+        return play_keepers(devices, parameters, participants)
+    return play(devices, parameters, participants, aggregation=kind)
+
+
+def fleets(parameters: int) -> Figures:
+    """Measure a fleet of 1,000 devices by each kind, and compute what larger ones take."""
+    figures: Figures = {}
+    # What grows with the devices: two fleets with a model that takes no room.
+    few, many = (played_alone(n, 310, 50, "robust") for n in (1_000, 5_000))
+    for key in ("peak_bytes", "state_bytes"):
+        figures[f"{key}_per_device"] = (many[key] - few[key]) / 4_000
+    print(
+        f"a device more: {figures['peak_bytes_per_device']:,.0f} bytes of memory, "
+        f"{figures['state_bytes_per_device']:,.0f} of saved state"
+    )
+    for kind in ("robust", "fedavg", "keepers"):
+        fleet = played_alone(1_000, parameters, 50, kind)
+        figures |= {f"{kind}_{key}": value for key, value in fleet.items()}
+        print(
+            f"1,000 devices, {parameters:,} parameters, 50 a round, {kind}: "
+            f"peak {fleet['peak_bytes'] / 1e6:,.0f} MB, saved "
+            f"{fleet.get('state_bytes', 0) / 1e6:,.1f} MB, "
+            f"{fleet['round_seconds']:.1f} s of the processor a round"
+        )
+        for size in () if kind == "keepers" else (100_000, 1_000_000):
+            peak, state = (
+                fleet[key] + (size - 1_000) * figures[f"{key}_per_device"]
+                for key in ("peak_bytes", "state_bytes")
+            )
+            figures |= {f"{kind}_peak_bytes_{size}": peak, f"{kind}_state_bytes_{size}": state}
+            words = f"peak {peak / 1e9:.2f} GB, saved {state / 1e6:.0f} MB"
+            print(f"  {size:,} devices, computed: {words}")
     return figures
 
 
@@ -197,10 +278,10 @@ def main() -> None:
     parser.add_argument("--play", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.play:
-        print(json.dumps(play(*map(int, options.play.split(",")))))
+        print(json.dumps(play_as_told(options.play)))
         return
     devices = 2_000 if options.quick else 20_000
-    figures: dict[str, float] = {}
+    figures: Figures = {}
     print(f"{'model':<34}{'P':>9}{'last layer':>12}")
     for title, (name, shape, classes) in MODELS.items():
         size, head = lengths(name, shape, classes)
@@ -216,24 +297,7 @@ def main() -> None:
             f" {figures[key]:.2f} s of the processor"
         )
     parameters = 100_000 if options.quick else 1_000_000
-    fleet = played_alone(1_000, parameters, 50)
-    figures |= {f"fleet_{key}": value for key, value in fleet.items()}
-    print(
-        f"{fleet['devices']:,.0f} devices, {fleet['parameters']:,.0f} parameters, 50 a round: "
-        f"peak {fleet['peak_bytes'] / 1e6:,.0f} MB, saved {fleet['state_bytes'] / 1e6:,.1f} MB, "
-        f"{fleet['round_seconds']:.1f} s of the processor a round"
-    )
-    # What grows with the devices: two fleets with a model that takes no room.
-    few, many = (played_alone(n, 310, 50) for n in (1_000, 5_000))
-    for key in ("peak_bytes", "state_bytes"):
-        figures[f"{key}_per_device"] = (many[key] - few[key]) / 4_000
-    for size in (100_000, 1_000_000):
-        peak, state = (
-            fleet[key] + (size - 1_000) * figures[f"{key}_per_device"]
-            for key in ("peak_bytes", "state_bytes")
-        )
-        figures |= {f"peak_bytes_{size}": peak, f"state_bytes_{size}": state}
-        print(f"{size:,} devices, computed: peak {peak / 1e9:.2f} GB, saved {state / 1e9:.2f} GB")
+    figures |= fleets(parameters)
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")
 

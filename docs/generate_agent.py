@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from fedkeep.agent.assembly import AgentOptions, SampleOptions
+from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.agent.store_file import StoreOptions
+from fedkeep.agent.uploads import UploadOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
 
@@ -23,7 +26,10 @@ TABLES: dict[str, type[Any]] = {
     "[gist]": GistOptions,
     "[weights]": Weighting,
     "[privacy]": PrivacyOptions,
+    "[waiting]": WaitingOptions,
     "[metrics]": MetricsOptions,
+    "[upload]": UploadOptions,
+    "[remote]": RemoteOptions,
 }
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
 """Keys of these tables that are an experiment's or the server's; an agent rejects them."""

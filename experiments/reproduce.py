@@ -4,6 +4,7 @@
     python experiments/reproduce.py arena     all methods on all tasks, each at its own rate
     python experiments/reproduce.py choice    the stores that the default was chosen from
     python experiments/reproduce.py sketch    the gist as a sketch against the whole one
+    python experiments/reproduce.py labels    labels that come later, or never
     python experiments/reproduce.py helps     wrong labels, drift, dropouts, one at a time
     python experiments/reproduce.py bytes     accuracy against bytes at rest
     python experiments/reproduce.py paper     the paper's tasks at their full scale
@@ -12,9 +13,9 @@
     python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
     python experiments/reproduce.py --quick   everything, tiny, into runs/quick
 
-The first seven are suites (suites/*.toml). Their runs are kept in results/curves by the hash of their
-settings, so that none is made twice, whichever suite asks, and a call continues where an earlier
-one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
+The first seven are suites (suites/*.toml). Their runs are kept in results/curves by the hash of
+their settings, so that none is made twice, whichever suite asks, and a call continues where an
+earlier one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
 `--methods` choose, `--again` drops a method's runs.
 
 The paper's tiers run again, at the scale of the committed results, what has been run before.
@@ -50,7 +51,7 @@ TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
     "rest": ("motivation", "authors"),
 }
-SUITES = ("gist", "arena", "choice", "sketch", "helps", "bytes", "paper")
+SUITES = ("gist", "arena", "choice", "sketch", "helps", "labels", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3")
 """What is measured by a separate program, in tier A."""

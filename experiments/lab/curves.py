@@ -10,10 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from fedkeep.advice.budget import kept_bytes
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.errors import DataError
-from fedkeep.core.gist import packed_bytes
-from fedkeep.encoding import SCALE_BYTES, SampleCodec
 from fedkeep.files import alone_in
 from fedkeep.records import Evaluation, Run
 from fedkeep.records.measures import LAST, late_accuracy
@@ -46,7 +45,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples_valued: int = 0
     samples_trained: int = 0
     bytes_at_rest: int = 0
-    """What a device keeps besides the model; 0 where it was not counted."""
+    """What a device keeps besides the model; 0 where it was not counted. The suite of bytes counts
+    it anew: earlier runs left out the window, the notes of a gist and what is kept of a sample."""
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -185,14 +185,17 @@ def forward_passes(experiment: Experiment, curve: Curve) -> float:
 
 
 def bytes_at_rest(experiment: Experiment) -> int:
-    """The stored samples and the gist as they are kept; the model is on every device anyway."""
+    """All that a device keeps between participations; the model is on every device anyway."""
+    if experiment.policy.unbounded:
+        return 0
     data = load_data(experiment.task, experiment.seed)
-    codec = SampleCodec(data.sample_shape, encoding=experiment.stream.encoding)
     capacities = experiment.storage.capacities(data.devices, experiment.seed)
-    samples = int(capacities.mean()) * codec.nbytes
-    samples += SCALE_BYTES * math.prod(data.sample_shape) if codec.quantised else 0
-    if experiment.gist.mode == "none":
-        return samples
-    return samples + packed_bytes(
-        build_learner(experiment, data).gradient_size, experiment.gist.encoding
+    kept = kept_bytes(
+        experiment,
+        build_learner(experiment, data),
+        slots=int(capacities.mean()),
+        sample_shape=data.sample_shape,
+        labels=data.labels,
+        encoding=experiment.stream.encoding,
     )
+    return kept.total

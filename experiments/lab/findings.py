@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedkeep.config.experiment import Experiment
-from fedkeep.records.measures import interval
+from fedkeep.records.measures import interval, setbacks
 from fedkeep.tables import Table
 from lab.curves import Curve, Curves, forward_passes, mean_of
 from lab.suite import Contest, Suite, read_suite
@@ -124,12 +124,14 @@ def write_tables(experiments: Path, curves: Curves, out: Path) -> None:
         "paper": arena,
         "bytes": bytes_table,
         "helps": settings_table,
+        "labels": settings_table,
         "choice": settings_table,
     }
     files = {name: experiments / "suites" / f"{name}.toml" for name in (*tables, "gist")}
     found = {name: Findings(read_suite(file), curves) for name, file in files.items()}
     for name, make in tables.items():
         write_table(out / f"{name}.json", make(found[name]))
+    write_table(out / "tails.json", tails(found["arena"]))
     for task in found["gist"].tasks():
         write_table(out / "gist" / f"{task}.json", gist_rows(found["gist"], task))
     write_table(out / "gist" / "summary.json", gist_summary(found["gist"]))
@@ -179,6 +181,57 @@ def arena(found: Findings) -> Table:
             ),
         }
     return table
+
+
+IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
+"""How the names of tasks end whose labels do not come evenly mixed."""
+
+
+def tails(found: Findings) -> Table:
+    """What means hide, by ordered task and method, at the task's rate.
+
+    Accuracy of the worst tenth of the devices, recall of the rarest quarter of the labels (both of
+    the last five evaluations, with intervals over seeds), and setbacks: the share of the rounds in
+    which the model was more than a point worse than it had been, the rounds until it was as good
+    again, and the deepest fall.
+    """
+    table: Table = {}
+    for task in (task for task in found.tasks() if task.endswith(IN_TIME)):
+        for method in found.methods(task):
+            runs = found.runs(Contest(task, method)).values()
+            if runs:
+                table.setdefault(task, {})[method] = {
+                    "worst_tenth": _spread([curve.worst_tenth for curve in runs]),
+                    "rare_recall": _spread([curve.rare_recall for curve in runs]),
+                    **_setbacks(list(runs)),
+                    "seeds": len(runs),
+                }
+    return table
+
+
+def _spread(values: Sequence[float | None]) -> Interval | None:
+    """The mean in percent and its interval; None where a seed has none."""
+    known = [100 * value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    half = interval(known)
+    return Interval(round(math.fsum(known) / len(known), 2), half and round(half, 2))
+
+
+def _setbacks(runs: Sequence[Curve]) -> Table:
+    """Setbacks of all runs: how much time, how long each, how deep, and how many never ended."""
+    each = [setbacks(curve.evaluations) for curve in runs]
+    found = [setback for own in each for setback in own]
+    lost = [
+        math.fsum(setback.rounds for setback in own) / curve.planned
+        for own, curve in zip(each, runs, strict=True)
+    ]
+    return {
+        "below": round(100 * math.fsum(lost) / len(lost), 1),
+        "recovery": mean_of([float(setback.rounds) for setback in found if setback.recovered], 1),
+        "never": round(sum(not setback.recovered for setback in found) / len(runs), 2),
+        "deepest": round(100 * max((setback.depth for setback in found), default=0.0), 1),
+    }
 
 
 def gist_rows(found: Findings, task: str) -> Table:

@@ -9,6 +9,7 @@ from lab.findings import (
     BALANCED,
     FIFO,
     GISTS,
+    IN_TIME,
     SLIGHT,
     UNLIMITED,
     Findings,
@@ -16,12 +17,28 @@ from lab.findings import (
     in_words,
     share_closed,
 )
+from lab.paired import differences, paired_test
 from lab.results import mean_curve
 from lab.suite import Contest
 
 SHOWN = "uji-indoor-ordered"
-"""The task of the figure by rounds."""
-_IN_TIME = ("-ordered", "-once", "-bursts", "-drift")
+"""The task of the figures by rounds and by compute."""
+SHOWN_IN_TIME = ("c-mapss-ordered", SHOWN, "har-ordered")
+"""The tasks of the figures by rounds, the hardest first."""
+PAIRS = (
+    ("gist-shared", FIFO),
+    ("gist-shared", BALANCED),
+    ("gist-shared", "ode-est"),
+    ("gist-shared", "draw"),
+    ("gist-shared", "reservoir"),
+    ("gist-shared", "gist-local"),
+    ("gist-local", FIFO),
+    (BALANCED, FIFO),
+    ("ode-est", FIFO),
+    ("draw", FIFO),
+    ("reservoir", FIFO),
+)
+"""Methods that are compared over all tasks."""
 _LOSS_BASED = ("high-loss", "fedbalancer")
 _CORRECTIONS = ("fifo-scaffold", "fifo-fedvarp", "fifo-momentum")
 _COMPARED = (
@@ -51,11 +68,72 @@ def opening(figures: Mapping[str, Table], found: Findings) -> Iterator[Block]:
         or "Nothing of the arena has run yet: `python experiments/reproduce.py gist`."
     )
     yield from _pictures(arena, figures.get("bytes", {}), found)
+    yield "## Over all tasks"
+    yield PAIRED_WORDS
+    yield paired_rows(arena)
+    yield "## What means hide"
+    yield TAILS_WORDS
+    yield from tail_tables(figures.get("tails", {}))
     yield "## The arena"
     if found.suite.note:
         yield found.suite.note
     yield from _all_leads(arena)
     yield from arena_tables(arena)
+
+
+PAIRED_WORDS = (
+    "One method against another over all tasks on which both ran, with the mean difference of "
+    "their common seeds. Variants of one data set are not independent of each other: mean and test "
+    "take each data set once, with the mean of its tasks. The mean has the bootstrap's 95 % "
+    "interval (data sets drawn with replacement); p is of the Wilcoxon signed-rank test over data "
+    "sets, two-sided: how likely differences this lopsided would be if neither were better."
+)
+TAILS_WORDS = (
+    "Streams in time order, at the task's rate, in percent: the worst tenth of the devices, the "
+    "rarest quarter of the labels, and what a change of label costs. The model is *below* where it "
+    "is more than a point less accurate than it had been; *recovery* is how many rounds such a "
+    "time lasted on average where it ended (at the distance of evaluations, a twentieth of the "
+    "run), *never* how many a run did not end, *deepest* the largest fall in points."
+)
+
+
+def paired_rows(arena: Table) -> str:
+    """How often one method is ahead of another over all tasks, and by how much."""
+    rows = []
+    for one, other in PAIRS:
+        for key, rate in (("own_rate", "own"), ("shared_rate", "the task's")):
+            found = paired_test(differences(arena, one, other, key))
+            if found is not None:
+                mean = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+                p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
+                tasks = f"{found.ahead} of {found.tasks}"
+                sets = f"{found.data_sets_ahead} of {found.data_sets}"
+                rows.append((one, other, rate, tasks, sets, mean, p))
+    heads = ("method", "against", "rates", "tasks ahead", "data sets ahead", "mean, points", "p")
+    return sheet(heads, rows)
+
+
+def tail_tables(tails: Table, tasks: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A table a task; `tasks` chooses and titles them."""
+    titles = {task: task for task in tails} if tasks is None else tasks
+    heads = ("worst tenth", "rarest labels", "below, % of rounds", "recovery, rounds", "never")
+    for task, title in ((task, title) for task, title in titles.items() if task in tails):
+        rows = []
+        for method, row in tails[task].items():
+            spread = [
+                "" if row[key] is None else in_words(row[key])
+                for key in ("worst_tenth", "rare_recall")
+            ]
+            recovery = "-" if row["recovery"] is None else f"{row['recovery']:.0f}"
+            falls = (
+                f"{row['below']:.0f}",
+                recovery,
+                f"{row['never']:.1f}",
+                f"{row['deepest']:.1f}",
+            )
+            rows.append((method, *spread, *falls))
+        yield f"### {title}"
+        yield sheet(("method", *heads, "deepest"), rows)
 
 
 def _verdict(arena: Table, bytes_: Table) -> Iterator[str]:
@@ -136,9 +214,7 @@ def _all_leads(arena: Table) -> Iterator[Block]:
 
 
 def _shares(arena: Table, *, ordered: bool) -> str:
-    named = {
-        task: _closed(row) for task, row in arena.items() if task.endswith(_IN_TIME) == ordered
-    }
+    named = {task: _closed(row) for task, row in arena.items() if task.endswith(IN_TIME) == ordered}
     listed = ", ".join(
         f"{task} {100 * share:.0f} %" for task, share in named.items() if share is not None
     )
@@ -188,12 +264,15 @@ def _better_buys(table: Table) -> str:
 
 def _pictures(arena: Table, by_bytes: Table, found: Findings) -> Iterator[Picture]:
     """Accuracy by round, gap closed by task, and accuracy by bytes and by compute."""
-    runs = {
-        method: found.runs(Contest(SHOWN, method)) for method in (FIFO, BALANCED, *GISTS, UNLIMITED)
-    }
-    if series := {method: mean_curve(list(own.values())) for method, own in runs.items() if own}:
-        title = f"{SHOWN}: accuracy by round, in time order"
-        yield Picture("by-rounds", line_chart(title, series, "round", "accuracy, %"), title)
+    for task in SHOWN_IN_TIME:
+        runs = {
+            method: found.runs(Contest(task, method))
+            for method in (FIFO, BALANCED, *GISTS, UNLIMITED)
+        }
+        if series := {m: mean_curve(list(own.values())) for m, own in runs.items() if own}:
+            title = f"{task}: accuracy by round, in time order"
+            name = "by-rounds" if task == SHOWN else f"by-rounds-{task}"
+            yield Picture(name, line_chart(title, series, "round", "accuracy, %"), title)
     if percents := {
         task: 100 * share for task, row in arena.items() if (share := _closed(row)) is not None
     }:

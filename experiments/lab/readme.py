@@ -24,9 +24,12 @@ from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
 from lab.curves import ExperimentSummary
 from lab.findings import Interval, finals, in_words
+from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
 
 NOT_RUN = "not run"
+_BUDGETS = (2, 5, 10, 20, 50, 100, 200, 500)
+"""Kilobytes of a device beside the model, at which stores are compared."""
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 """Where a table stands in a page."""
 STREAMS: dict[str, dict[str, str]] = {
@@ -206,6 +209,23 @@ def fairness_table(experiments: Path, results: Path) -> str:
     return sheet(("stream", *names), rows)
 
 
+def paired_table(experiments: Path, results: Path) -> str:
+    """One method against another over all tasks."""
+    del experiments
+    return paired_rows(_read(results / "arena.json"))
+
+
+def time_order_table(experiments: Path, results: Path) -> str:
+    """Streams in time order, at own rates."""
+    return arena_table(experiments, results, _LEADS, ("in time order",))
+
+
+def tails_table(experiments: Path, results: Path) -> str:
+    """Worst devices, rarest labels and changes of label on streams in time order."""
+    del experiments
+    return "\n\n".join(tail_tables(_read(results / "tails.json"), STREAMS["in time order"]))
+
+
 def conditions_table(experiments: Path, results: Path) -> str:
     """The lead over FIFO of the default and of ODE under one condition at a time."""
     del experiments
@@ -224,27 +244,42 @@ def conditions_table(experiments: Path, results: Path) -> str:
 
 
 def bytes_table(experiments: Path, results: Path) -> str:
-    """A gist beside the best FIFO store of no more bytes, m and window counted.
+    """By budget: the best store without a gist, and the best one with a gist, all bytes counted.
 
-    The runs counted the samples and m; the window is 8 bytes a parameter more, and P is known
-    from what a gist in float32 takes beyond the samples.
+    Both are the best of what was tried by mean accuracy, and so both a little flattered. A budget
+    at which nothing changes has no row.
     """
     del experiments
     rows = []
     for task, methods in _read(results / "bytes.json").items():
-        stores, gists = methods.get("fifo", []), methods.get("gist-local", [])
-        samples = {slots: size for size, slots, *_ in stores}
-        known = [(size - samples[slots]) / 4 for size, slots, *_ in gists if slots in samples]
-        for method in (name for name in ("gist-local", "gist-local-int8") if known):
-            for size, slots, *reached in methods.get(method, []):
-                whole = size + 8 * known[0]
-                fitting = [store for store in stores if store[0] <= whole]
-                most = max(fitting, key=lambda store: float(store[2]))
-                beside = f"{most[1]} slots: {in_words(most[2:])}"
-                rows.append(
-                    (task, method, f"{slots}", f"{whole / 1024:.1f}", in_words(reached), beside)
+        points = [
+            (size, float(reached[0]), method, slots, reached)
+            for method, listed in methods.items()
+            if method != "worth"
+            for size, slots, *reached in listed
+        ]
+        before: tuple[str, ...] = ()
+        for budget in _BUDGETS:
+            fitting = [point for point in points if point[0] <= 1000 * budget]
+            best = [
+                max(
+                    (p for p in fitting if ("gist" in p[2]) is kept),
+                    key=lambda p: p[1],
+                    default=None,
                 )
-    columns = ("task", "method", "slots", "kB", "accuracy", "FIFO in no more bytes")
+                for kept in (False, True)
+            ]
+            if best[0] is None:
+                continue
+            cells = tuple(
+                "none fits" if p is None else f"`{p[2]}`, {p[3]} slots: {in_words(p[4])}"
+                for p in best
+            )
+            lead = "" if best[1] is None else f"{best[1][1] - best[0][1]:+.1f}"
+            if cells != before:
+                rows.append((task, f"{budget}", *cells, lead))
+            before = cells
+    columns = ("task", "kB", "best without a gist", "best with one", "lead")
     return sheet(columns, rows)
 
 
@@ -395,15 +430,70 @@ def kept_and_sent(
     return kept, 0 if sent is None else sent.nbytes
 
 
+def _by_method(results: Path, methods: Sequence[str], key: str) -> list[tuple[str, ...]]:
+    """A row for each task and setting of the suite `labels` in which these methods have run."""
+    rows = []
+    for task, settings in _read(results / "labels.json").items():
+        for setting, found in settings.items():
+            if methods[0] in found:
+                cells = (in_words(found[m][key]) if m in found else NOT_RUN for m in methods)
+                rows.append((task, setting.replace("stream.", ""), *cells))
+    return rows
+
+
+def label_rules_table(experiments: Path, results: Path) -> str:
+    """Accuracy by the rule of the waiting room."""
+    del experiments
+    rules = ("random", "balanced", "uncertain", "balanced-uncertain", "oldest", "newest")
+    rows = _by_method(results, [f"rule-{rule}" for rule in rules], "accuracy")
+    return sheet(("task", "labels", *rules), rows) if rows else NOT_RUN
+
+
+def label_delays_table(experiments: Path, results: Path) -> str:
+    """Accuracy of three stores against the delay of labels."""
+    del experiments
+    rows = [
+        row
+        for row in _by_method(results, ("fifo", "draw", "gist-local"), "accuracy")
+        if "label_delay" in row[1] and "labelled" not in row[1]
+    ]
+    return sheet(("task", "labels", "FIFO", "balanced-reservoir", "gist-local"), rows)
+
+
+def label_shares_table(experiments: Path, results: Path) -> str:
+    """Accuracy of three stores against the share of samples that get a label."""
+    del experiments
+    methods = ("gist-local-no-room", "gist-local", "draw", "fifo")
+    rows = [row for row in _by_method(results, methods, "accuracy") if "delay" not in row[1]]
+    names = ("gist-local, all slots stored", "gist-local", "balanced-reservoir", "FIFO")
+    return sheet(("task", "labels", *names), rows)
+
+
+def pseudo_labels_table(experiments: Path, results: Path) -> str:
+    """Accuracy with the model's own labels, beside none."""
+    del experiments
+    methods = ("gist-local-no-room", "gist-local", "pseudo-80", "pseudo-95")
+    rows = [row for row in _by_method(results, methods, "accuracy") if NOT_RUN not in row[-2:]]
+    names = ("none, all slots stored", "none", "from 0.8", "from 0.95")
+    return sheet(("task", "labels", *names), rows)
+
+
 TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results": results_table,
     "results-others": others_table,
     "results-shared-rate": shared_rate_table,
     "results-fairness": fairness_table,
+    "results-time-order": time_order_table,
+    "results-tails": tails_table,
+    "results-paired": paired_table,
     "results-conditions": conditions_table,
     "results-bytes": bytes_table,
     "paper-table2": paper_table,
     "paper-claims": claims_table,
     "costs": costs_table,
+    "labels-rules": label_rules_table,
+    "labels-delays": label_delays_table,
+    "labels-shares": label_shares_table,
+    "labels-pseudo": pseudo_labels_table,
 }
 """By the names that the pages use."""

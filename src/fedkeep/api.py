@@ -19,28 +19,32 @@ import os
 import sys
 import tempfile
 import time as clock
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedkeep.config.experiment import RunSpec, expand, read_experiment
 from fedkeep.config.methods import METHODS, method_table
+from fedkeep.core.bounds import check_whole
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.types import AnyArray
-from fedkeep.data.custom import SampleTable, arrays_of, table_of_columns
+from fedkeep.data.custom import SampleTable, arrays_of, table_of_columns, target_kind
+from fedkeep.files import folder_for_records
 from fedkeep.learn.models import SESSION, session_model
 from fedkeep.records import Comparison, Run, read_runs
 from fedkeep.records import compare as compare_runs
 from fedkeep.records.figures import accuracy_figure
 from fedkeep.records.tables import as_text, explanation, frame, latex, sentences, tables
+from fedkeep.records.tensorboard import write_events
 from fedkeep.sim.runner import is_finished, play, record_path
 from fedkeep.sim.sweep import run_sweep
 from fedkeep.tables import Table
@@ -115,6 +119,10 @@ class MethodComparison:
         """Return all tables as LaTeX, for the package booktabs."""
         return latex(self.comparison)
 
+    def to_tensorboard(self, directory: Path | str) -> list[Path]:
+        """Write every run as event files of TensorBoard (extra `tensorboard`)."""
+        return write_events(self.runs, Path(directory))
+
     def to_html(self, path: Path | str) -> Path:
         """Write the report as one self-contained page."""
         from fedkeep.web.report import html
@@ -160,6 +168,7 @@ def compare(
     test_fraction: float = 0.2,
     devices: int | None = None,
     shuffle: bool = False,
+    target: Literal["class", "number"] | None = None,
     against: Sequence[str] = (),
     jobs: int | None = None,
     progress: bool = True,
@@ -198,6 +207,9 @@ def compare(
         Divide the samples among so many devices (Dirichlet, alpha 0.3) where none is named.
     shuffle : bool
         Let the samples of a device arrive in random order.
+    target : {"class", "number"}, optional
+        Whether `y` is a class, or a number to predict; by default text and at most 20 different
+        whole numbers are classes, more with fractions are numbers, and else you are asked.
     against : sequence of str
         Methods to compare the others with; by default FIFO, or else reservoir sampling.
     jobs : int, optional
@@ -218,29 +230,34 @@ def compare(
     ConfigError
         If a method, model or option is not valid.
     DataError
-        If the samples are not what a classifier can be trained on.
+        If the samples are not what a model can be trained on, or leave open what `y` is.
 
     Examples
     --------
     See the module.
     """
+    rounds, against = check_whole("rounds", rounds, least=1), _bases(against)
+    chosen = _chosen(methods)
+    for base in against:
+        if base not in chosen:
+            raise ConfigError(f"no method '{base}' to compare with: {did_you_mean(base, chosen)}")
     table = _samples(x, y, device, time, test)
     if table.devices is None and devices is None:
         raise DataError(
             "compare needs the device of each sample: pass device=, or devices=20 to divide the "
             "samples among 20"
         )
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays = arrays_of(table)
+    folder = _folder(out)
+    kind = target_kind(table, target)
+    arrays = arrays_of(table, kind)
     np.savez(folder / "samples.npz", **arrays)  # type: ignore[arg-type]
     task: Table = {"name": "custom", "path": str(folder / "samples.npz"), "label": "y"}
     task |= {"test_fraction": test_fraction, "rounds_per_pass": rounds}
+    task |= {"target": kind} if kind == "number" or target is not None else {}
     task |= {"time": "time"} if "time" in arrays else {}
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     task["model"] = _model_name(model)
-    chosen = _chosen(methods)
     training: Table = {"rounds": rounds, "participation": participation, "epochs": epochs}
     if learning_rate is not None:
         training["learning_rate"] = learning_rate
@@ -254,7 +271,7 @@ def compare(
             "checkpoint_every": max(1, rounds // 3),
         },
         "methods": {label: found.table for label, found in chosen.items()},
-        "sweep": {"seed": list(range(seeds)) if isinstance(seeds, int) else list(seeds)},
+        "sweep": {"seed": _seeds(seeds)},
     }
     local = {label for label, found in chosen.items() if found.policy is not None}
     if task["model"] in SESSION:
@@ -295,12 +312,15 @@ def simulate(
     >>> found.runs[0].end.round
     4
     """
+    if not isinstance(experiment, str | Path | Mapping):
+        raise ConfigError(
+            f"simulate takes a TOML file or its tables, got {type(experiment).__name__}"
+        )
     table = (
         dict(experiment) if isinstance(experiment, Mapping) else read_experiment(Path(experiment))
     )
-    folder = Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-"))
-    folder.mkdir(parents=True, exist_ok=True)
     cells = expand(table)
+    folder = _folder(out)
     notes = _play(cells, folder, set(), jobs, progress=progress)
     paths = [record_path(cell, folder) for cell in cells]
     return MethodComparison(
@@ -316,6 +336,8 @@ def load_records(directory: Path | str) -> MethodComparison:
     DataError
         If the directory holds no record, or a damaged one.
     """
+    if not isinstance(directory, str | Path):
+        raise DataError(f"load_records takes a folder, got {directory!r}")
     folder = Path(directory)
     return MethodComparison(read_runs(folder), folder)
 
@@ -328,7 +350,31 @@ class _Chosen:
     policy: type[SelectionPolicy] | None = None
 
 
+def _seeds(seeds: object) -> list[int]:
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        found = [check_whole("a seed", seed) for seed in seeds]
+        if not found:
+            raise ConfigError("seeds must be a number of seeds, or a list with at least one")
+        return found
+    return list(range(check_whole("seeds", seeds, least=1)))
+
+
+def _bases(against: object) -> tuple[str, ...]:
+    if isinstance(against, str):
+        return (against,)
+    if not isinstance(against, Iterable):
+        raise ConfigError(f"against must be a list of methods, got {against!r}")
+    return tuple(map(str, against))
+
+
+def _folder(out: object) -> Path:
+    return folder_for_records(tempfile.mkdtemp(prefix="fedkeep-") if out is None else out)
+
+
 def _chosen(methods: Sequence[MethodLike] | Mapping[str, MethodLike]) -> dict[str, _Chosen]:
+    if isinstance(methods, str) or not isinstance(methods, Mapping | Iterable):
+        raise ConfigError(f'methods must be a list, such as ["fifo", "default"], got {methods!r}')
+    methods = methods if isinstance(methods, Mapping) else list(methods)
     named = methods if isinstance(methods, Mapping) else {_label(one): one for one in methods}
     if len(named) < len(methods) or not named:
         raise ConfigError(
@@ -435,10 +481,13 @@ def _samples(x: Any, y: Any, device: Any, time: Any, test: Any) -> SampleTable:
     if y is None:
         x, y = _items(x)
     features, labels = _array(x), _array(y)
+    if features.ndim == 0:
+        raise DataError(f"x must be an array with a sample a row, got {type(x).__name__}")
     columns = {"y": labels, "device": device, "time": time, "test": test}
     arrays = {name: _array(column) for name, column in columns.items() if column is not None}
     for name, array in arrays.items():
-        if array.ndim != 1 or len(array) != len(features):
+        row = array.ndim == 2 and name == "y"  # several numbers to predict
+        if (array.ndim != 1 and not row) or len(array) != len(features):
             raise DataError(
                 f"{name} must have one value for each of the {len(features)} samples, got shape "
                 f"{array.shape}"
@@ -454,6 +503,9 @@ def _samples(x: Any, y: Any, device: Any, time: Any, test: Any) -> SampleTable:
 
 
 def _samples_of_frame(x: Any, y: Any, device: Any, time: Any, test: Any) -> SampleTable:
+    twice = [name for name, count in Counter(map(str, x.columns)).items() if count > 1]
+    if twice:
+        raise DataError(f"the frame has several columns called {twice[0]!r}: give each its name")
     columns = {str(name): np.asarray(x[name]) for name in x.columns}
     given = {"label": y, "device": device, "time": time, "test": test}
     names: dict[str, str] = {}
@@ -496,7 +548,10 @@ def _array(values: Any) -> AnyArray:
     """Return array-likes and torch tensors as arrays; whole numbers and text stay exact."""
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
-    found = np.asarray(values)
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        raise DataError("the samples differ in shape: all must have the same") from None
     if isinstance(values, list | tuple) and found.ndim == 1:
         exact = np.empty(len(values), dtype=object)
         exact[:] = values
@@ -517,7 +572,7 @@ def _play(
     elsewhere = [cell for cell in waiting if cell.experiment.label not in local]
     here = [cell for cell in waiting if cell.experiment.label in local]
     shown = _Progress(sum(cell.experiment.train.rounds for cell in waiting), shown=progress)
-    at_a_time = jobs or os.cpu_count() or 1
+    at_a_time = (os.cpu_count() or 1) if jobs is None else check_whole("jobs", jobs, least=1)
     notes = []
     run_sweep(elsewhere, folder, jobs=at_a_time, resume=True, listen=shown.listener(elsewhere))
     if here and at_a_time > 1:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from fedkeep.core.errors import ConfigError
+
 
 def temp_path(path: Path) -> Path:
     """Return the path under which a file is written before it is renamed to `path`."""
@@ -76,3 +78,21 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def folder_for_records(directory: object) -> Path:
+    """Make the folder for records, so that a failure is reported before anything runs.
+
+    Raises
+    ------
+    ConfigError
+        If it is no path, or cannot be made.
+    """
+    if not isinstance(directory, str | Path):
+        raise ConfigError(f"the folder for records must be a path, got {directory!r}")
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"cannot keep records in {directory}: {error.strerror}"
+        raise ConfigError(f"{why}; choose another folder (out)") from error
+    return Path(directory)

@@ -35,6 +35,10 @@ def load_object(path: str) -> Any:
     5.0
     """
     module, _, name = path.rpartition(":")
+    if not module or not name:
+        raise ConfigError(f"'{path}' is not of the form module:name or path/to/file.py:name")
+    if module.endswith(".py") and not Path(module).is_file():
+        raise ConfigError(f"there is no file {module} (of '{path}')")
     try:
         file = Path(module).resolve() if module.endswith(".py") else None
         for folder in (Path.cwd(), file.parent if file else Path.cwd()):
@@ -45,8 +49,10 @@ def load_object(path: str) -> Any:
         raise ConfigError(
             f"cannot import '{module}': {error.msg} in line {error.lineno}"
         ) from error
-    except Exception as error:  # whatever the module does when it is run
-        raise ConfigError(f"cannot import '{module}' (of '{path}'): {error}") from error
+    # Whatever the module does when it is run.
+    except (Exception, SystemExit) as error:
+        why = "it ends the process when imported" if isinstance(error, SystemExit) else error
+        raise ConfigError(f"cannot import '{module}' (of '{path}'): {why}") from error
     if not hasattr(loaded, name):
         public = [n for n in vars(loaded) if not n.startswith("_")]
         raise ConfigError(f"'{module}' has no '{name}': {did_you_mean(name, public)}")

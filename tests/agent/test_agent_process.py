@@ -62,7 +62,7 @@ def wait_until_ready(folder: Path, process: subprocess.Popen[str]) -> None:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         try:
             with AgentClient(str(folder / "a.sock"), timeout=10) as client:
-                client.status()
+                client.streams()
                 return
         except AgentUnreachableError:
             time.sleep(0.02)

@@ -29,8 +29,11 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-def ruled(folder: Path, rules: list[dict[str, Any]] = RULES) -> AssembledAgent:
-    return make_agent(folder, policy={"name": "balanced-reservoir"}, rule=rules)
+def ruled(
+    folder: Path, rules: list[dict[str, Any]] = RULES, budget: int = 100_000
+) -> AssembledAgent:
+    policy = {"name": "balanced-reservoir"}
+    return make_agent(folder, policy=policy, rule=rules, store={"budget": budget})
 
 
 def pour(agent: Agent, numbers: range, **more: Any) -> dict[int, str]:
@@ -143,7 +146,9 @@ def test_rules_that_go_leave_their_samples_to_the_policy_and_new_ones_take_slots
     assert {*plain.agent.store.records} == stored
     pour(plain.agent, range(2000, 3000))
     plain.disk.close()
-    again = ruled(tmp_path)
+    with pytest.raises(ConfigError, match="set it to 1"):  # their names take room, too
+        ruled(tmp_path)
+    again = ruled(tmp_path, budget=140_000)
     pour(again.agent, range(4000, 5000))
     index = again.agent.store._index
     assert isinstance(index, RuledStore)

@@ -380,6 +380,6 @@ def test_the_log_is_a_ring_and_forgets_on_request() -> None:
         np.array([4.0, 5, 6]),
         np.array([1.0, 2, 3]),
     )
-    log.add_refusals(refused, np.arange(3), outcome, 2, 7.0)
+    log.add_refusals(refused.y, refused.ids, np.arange(3), outcome, 2, 7.0)
     (line,) = log.about(501)
     assert (line.verdict, line.label, line.score, line.floor) == ("refused", 1, 2.0, 5.0)

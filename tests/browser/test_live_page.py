@@ -1,5 +1,7 @@
 """The live page as a person meets it, in headless Chromium."""
 
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from fedkeep.records import (
     DeviceLine,
     Evaluation,
     HoldingsLine,
+    Members,
     PlanLine,
     PrivacyLine,
     Recorder,
@@ -22,8 +25,12 @@ from fedkeep.records import (
     Slot,
 )
 
+from fedkeep.records.lines import Member
+from fedkeep.web.server import LiveServer
+from tests.browser.conftest import Complaints
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 Show = Callable[[Path], "Page"]
 
@@ -259,6 +266,42 @@ def test_a_phone_needs_no_sideways_scrolling_and_cuts_no_table(
         ".map(box => box.ariaLabel)"
     )
     assert page.locator(".scroll").evaluate_all(cut) == []
+
+
+def test_a_fleet_on_a_phone_shows_accuracy_and_trouble_first(
+    browser: "Browser", complaints: Complaints, tmp_path: Path, fleet: dict[str, Any]
+) -> None:
+    fleet["FakeRun"](tmp_path / "fleet.jsonl", task="fleet", images=False).advance(120)
+    members = [
+        Member(device=0, name="hall", online=True, seen=time.time(), stored=40, capacity=48),
+        Member(device=1, name="gate", online=False, refused="method-differs: " + "words " * 20),
+    ]
+    with Recorder(tmp_path / "fleet.jsonl") as recorder:
+        recorder.write(Members(round=120, members=tuple(members)))
+    trouble = "agent-1 was started again 3 times: it was killed by signal 9"
+    server = LiveServer(tmp_path, port=0, troubles=lambda: (trouble,))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    try:
+        page = context.new_page()
+        complaints.listen(page)
+        page.goto(server.url)
+        for what in ("#members-tiles", "#troubles"):
+            box = page.locator(what).bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] < 844, f"{what} is on the first screen"
+        expect(page.locator("#members-tiles")).to_contain_text("Accuracy")
+        expect(page.locator("#troubles")).to_contain_text(trouble)
+        expect(page.locator("#troubles")).to_contain_text("gate: method-differs")
+        expect(page.locator("#members-table tbody th").first).to_have_text("hall")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.locator("#members-table").evaluate("box => box.scrollWidth <= box.clientWidth")
+    finally:
+        context.close()
+        server.stop()
+        thread.join(timeout=10)
+    assert complaints == []
 
 
 def test_a_long_status_leaves_the_name_alone_on_a_phone(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fedkeep.core.gradients.layout import (
     GradientLayout,
+    KnownGradient,
     SketchedBlock,
     WholeBlock,
     sketched_layout,
@@ -133,3 +134,26 @@ def test_every_backend_sketches_as_if_it_had_made_the_gradient(
     expected = single.of_gradient(whole)
     found = probe.sketched_gradient(single, np.ones(5))
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+def test_nothing_gives_nothing_and_infinity_gives_no_correction() -> None:
+    block = SketchedBlock((60, 40), 4, number=0)
+    nothing = np.zeros(block.size, dtype=np.float32)
+    assert not block.reconstruct(nothing).any()
+    endless = nothing.copy()
+    endless[0] = np.inf
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(block.reconstruct(endless)).all()
+
+
+def test_known_gradients_that_are_almost_the_same_do_no_harm() -> None:
+    layout = sketched_layout(SHAPES, rank=4)
+    one, wanted = gradient(0), gradient(1)
+    other = one + np.float32(1e-6) * gradient(2)
+    known = [KnownGradient(g, layout.of_gradient(g)) for g in (one, other)]
+    mixed = 3 * one + np.float32(0.01) * wanted
+    found = layout.reconstruct_near(layout.of_gradient(mixed), known)
+    assert np.linalg.norm(found - mixed) < 0.02 * np.linalg.norm(mixed)
+    assert np.linalg.norm(
+        layout.reconstruct(layout.of_gradient(mixed)) - mixed
+    ) > 10 * np.linalg.norm(found - mixed)

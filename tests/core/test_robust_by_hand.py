@@ -12,13 +12,14 @@ from fedkeep.core.aggregation.fednova import FedNova
 from fedkeep.core.aggregation.norm_bounded import NormBounded
 from fedkeep.core.aggregation.pipeline import UpdatePipeline
 from fedkeep.core.aggregation.robust.clip import ClippedReports
-from fedkeep.core.aggregation.robust.filter import filter_updates, reference_directions
+from fedkeep.core.aggregation.robust.filter import ReferenceDirections, filter_updates
 from fedkeep.core.aggregation.robust.reputation import reputation_weights
 from fedkeep.core.aggregation.robust.statistics import Agreement, UpdateStatistics
 from fedkeep.core.aggregation.robust.validate import inconsistent_gradients
+from fedkeep.core.aggregation.rows import UpdateRows
 from fedkeep.core.errors import RejectionReason
 from fedkeep.core.screening import Limits
-from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
+from fedkeep.core.types import BoolArray, DeviceId, FloatArray, Report, Vector
 
 MODEL: Vector = np.zeros(2, dtype=np.float32)
 RIGHT = (1.0, 0.0)
@@ -42,6 +43,15 @@ def fleet(*updates: tuple[float, float]) -> dict[DeviceId, Report]:
 
 def array(*rows: tuple[float, float]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
+
+
+def updates_of(*rows: tuple[float, float]) -> UpdateRows:
+    matrix = array(*rows)
+    return UpdateRows(len(rows), 2, lambda own, part, out: np.copyto(out, matrix[own, part]))
+
+
+def content(updates: UpdateRows) -> FloatArray:
+    return np.concatenate([group.copy() for _, group in updates.row_groups()])
 
 
 # Lengths
@@ -106,38 +116,45 @@ def test_statistics_survive_a_restart() -> None:
 # Directions
 
 
+def directions(
+    updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None = None
+) -> FloatArray:
+    found = ReferenceDirections(updates, trusted, earlier)
+    return found.of(np.arange(len(trusted)), slice(0, 2), content(updates))
+
+
 def test_the_direction_of_the_others_is_a_mean_of_the_trusted_and_of_earlier_rounds() -> None:
-    updates, trusted = array((1, 0), (0, 1), (1, 1)), np.array([True, True, False])
-    found = reference_directions(updates, np.ones(3, dtype=bool), None)
+    updates, trusted = updates_of((1, 0), (0, 1), (1, 1)), np.array([True, True, False])
+    found = directions(updates, np.ones(3, dtype=bool))
     assert found[0] == pytest.approx(np.array([1, 2]) / math.sqrt(5))
-    found = reference_directions(updates, trusted, np.array([1.0, 0.0]))
+    found = directions(updates, trusted, np.array([1.0, 0.0]))
     assert found[0] == pytest.approx(np.array([0.8, 0.2]) / math.hypot(0.8, 0.2))
     assert found[2] == pytest.approx(np.array([0.9, 0.1]) / math.hypot(0.9, 0.1))
 
 
 def test_agreement_is_the_cosine_with_the_others_whatever_the_length() -> None:
     statistics = UpdateStatistics()
-    filter_updates([0, 1, 2], array((3, 0), (3, 0), (3, 4)), statistics)
+    filter_updates([0, 1, 2], updates_of((3, 0), (3, 0), (3, 4)), statistics)
     assert statistics.agreement[0].mean == pytest.approx(3 / math.sqrt(13))
     assert statistics.agreement[2].mean == pytest.approx(3 / 5)
     assert statistics.agreement[2].mass == pytest.approx(0.2)
-    filter_updates([2, 0, 1], array((0, 4), (3, 0), (3, 0)), statistics)
+    filter_updates([2, 0, 1], updates_of((0, 4), (3, 0), (3, 0)), statistics)
     assert statistics.agreement[2] == pytest.approx((0.8 * 0.2 * 0.6, 0.36))
 
 
 def test_an_update_that_agrees_with_nobody_but_contradicts_nobody_is_trusted() -> None:
     statistics = UpdateStatistics()
-    found = filter_updates(range(6), array(*[RIGHT] * 5, (0, 1)), statistics)
+    found = filter_updates(range(6), updates_of(*[RIGHT] * 5, (0, 1)), statistics)
     assert not found.projected.any()
     assert statistics.agreement[0].mean == pytest.approx(4 / math.sqrt(17))
 
 
 def test_what_conflicts_is_projected_out_and_its_sender_filtered() -> None:
     statistics = UpdateStatistics()
-    found = filter_updates(range(6), array(*[RIGHT] * 5, (-1, 1)), statistics)
+    found = filter_updates(range(6), updates_of(*[RIGHT] * 5, (-1, 1)), statistics)
     assert found.projected.tolist() == [False] * 5 + [True]
     assert found.filtered.tolist() == [False] * 5 + [True]
-    assert found.updates == pytest.approx(array(*[RIGHT] * 5, (0, 1)))
+    assert content(found.updates) == pytest.approx(array(*[RIGHT] * 5, (0, 1)))
 
 
 # The robust mean
@@ -146,10 +163,10 @@ def test_what_conflicts_is_projected_out_and_its_sender_filtered() -> None:
 def test_the_step_is_as_long_as_the_updates_were() -> None:
     statistics = UpdateStatistics()
     updates = [(0.1, 0.0)] * 4 + [(0.4, 0.0)]
-    counted, filtered = RobustMean().reweight(MODEL, fleet(*updates), statistics)
+    merged = RobustMean().merge(MODEL, fleet(*updates), statistics)
     # The long one is clipped to 0.1, and counts towards the length with 0.2.
-    assert filtered == ()
-    assert [r.model[0] for r in counted.values()] == pytest.approx([0.12] * 5)
+    assert merged.filtered == ()
+    assert [merged.model_of(d)[0] for d in merged.reports] == pytest.approx([0.12] * 5)
     assert statistics.reference == pytest.approx(np.array([0.12, 0.0]))
 
 
@@ -157,8 +174,8 @@ def test_a_round_of_nobody_but_devices_far_out_filters_none() -> None:
     statistics = UpdateStatistics()
     statistics.reference = np.array([1.0, 0.0])
     statistics.agreement = {device: Agreement(0.9, 1.0) for device in range(10, 20)}
-    _, filtered = RobustMean().reweight(MODEL, fleet(*[(-1.0, 0.0)] * 3), statistics)
-    assert filtered == ()
+    merged = RobustMean().merge(MODEL, fleet(*[(-1.0, 0.0)] * 3), statistics)
+    assert merged.filtered == ()
     assert statistics.reference.tolist() == [1.0, 0.0]
 
 
@@ -181,10 +198,10 @@ def test_a_newcomer_counts_by_its_reports_and_one_that_hardly_agrees_by_the_squa
 
 def test_a_gradient_that_its_own_update_climbs_does_not_count() -> None:
     reports = [report((1.0, 0.0), (-1.0, 0.0))] * 5 + [report((1.0, 0.0), (1.0, 0.0))]
-    updates = np.stack([r.model.astype(np.float64) for r in reports])
+    updates = UpdateRows.of(MODEL, reports)
     assert inconsistent_gradients(reports, updates).tolist() == [False] * 5 + [True]
     without = [report((1.0, 0.0))] * 3
-    assert not inconsistent_gradients(without, updates[:3]).any()
+    assert not inconsistent_gradients(without, UpdateRows.of(MODEL, without)).any()
 
 
 @pytest.mark.parametrize("length", [0.1, 1.0, 10.0])
@@ -196,7 +213,7 @@ def test_the_angle_decides_and_not_the_length(
     reports = [report((1.0, 0.0), (0.0, 1.0))] * 4
     gradient = length * np.array([-cosine, math.sqrt(1 - cosine**2)])
     reports.append(report((length, 0.0), (float(gradient[0]), float(gradient[1]))))
-    updates = np.stack([r.model.astype(np.float64) for r in reports])
+    updates = UpdateRows.of(MODEL, reports)
     assert inconsistent_gradients(reports, updates).tolist() == [False] * 4 + [contradicts]
 
 

@@ -17,6 +17,8 @@ from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.models import learner_for
 
 LABELS = 5
+PARTICIPATIONS = 400
+"""Of a real device; ten thousand of the arithmetic alone are further below."""
 
 
 def device(learner: FleetLearner, gist: GistOptions, shape: tuple[int, ...]) -> Device:
@@ -136,3 +138,60 @@ def test_rounding_does_not_add_up_over_ten_thousand_participations(
     assert np.mean(errors[-100:]) < error
     # No drift: the last thousand are no worse than the first.
     assert np.mean(errors[-1000:]) < 1.1 * np.mean(errors[100:1100])
+
+
+@pytest.mark.parametrize("mode", ["local", "shared"])
+def test_a_correction_that_fades_is_made_again_only_where_it_turns(mode: str) -> None:
+    learner = learner_for("mlp", (60,), LABELS, hidden=[40])
+    one = device(learner, GistOptions(mode, rank=4), (60,))  # type: ignore[arg-type]
+    assert one.gist is not None
+    for round_ in range(3):
+        one.observe(batch((60,), round_), float(round_))
+        fleet = one.gist.layout.of_gradient(learner.initial(50)) if mode == "shared" else None
+        model = learner.initial(0) + np.float32(0.02) * learner.initial(round_ + 1)
+        one.participate(TrainOrder(round_, model, fleet, LocalTraining(0.05, epochs=1), None))
+    correction = one.gist.latest
+    assert correction is not None
+    assert correction.vector is not None
+    # Of the store's gradient alone in the local mode, and of the model's step as well in the other.
+    assert len(correction.known) == (1 if mode == "local" else 2)
+    half = correction.step_average(0.5, 2)
+    assert half.vector is not None
+    if mode == "local":
+        assert np.array_equal(half.vector, correction.vector * np.float32(0.75))
+    else:
+        assert half.made is None
+    terms = half.variance_term
+    assert terms is not None
+    expected = one.gist.layout.reconstruct_near(
+        terms if half.drift_term is None else terms + half.drift_term, half.known
+    )
+    assert np.allclose(half.vector, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+
+def test_hundreds_of_participations_of_a_sketched_gist_do_not_drift() -> None:
+    """The whole chain, with its rounding, stays where the same chain in float32 is."""
+    learner = learner_for("mlp", (40,), LABELS, hidden=[20])
+    found = {}
+    encodings: tuple[Encoding, ...] = ("float32", "int8", "int4")
+    for encoding in encodings:
+        one = device(learner, GistOptions("local", rank=2, encoding=encoding), (40,))
+        assert one.gist is not None
+        errors = []
+        truth = None
+        for round_ in range(PARTICIPATIONS):
+            one.observe(batch((40,), round_ % 50, n=8), float(round_))
+            model = learner.initial(0) + np.float32(0.01 * (round_ % 2)) * learner.initial(1)
+            one.participate(TrainOrder(round_, model, None, LocalTraining(0.05, epochs=1), None))
+            vector = one.gist.vector()
+            assert vector is not None
+            if encoding == "float32":
+                errors.append(np.array(vector))
+            else:
+                truth = found["float32"][round_]
+                errors.append(np.linalg.norm(vector - truth) / np.linalg.norm(truth))
+        found[encoding] = errors
+    for encoding, most in (("int8", 0.05), ("int4", 0.6)):
+        early, late = (np.mean(part) for part in (found[encoding][50:150], found[encoding][-100:]))
+        assert late < most
+        assert late < 1.2 * early + 1e-3

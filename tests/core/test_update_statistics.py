@@ -35,7 +35,15 @@ def reweight(reports: dict[DeviceId, Report]) -> Reweighted:
 
 
 def reweight_for(statistics: UpdateStatistics, reports: dict[DeviceId, Report]) -> Reweighted:
-    return RobustMean().reweight(MODEL, reports, statistics)
+    return reweight_from(MODEL, statistics, reports)
+
+
+def reweight_from(
+    model: Vector, statistics: UpdateStatistics, reports: dict[DeviceId, Report]
+) -> Reweighted:
+    merged = RobustMean().merge(model, reports, statistics)
+    counted = {d: replace(r, model=merged.model_of(d)) for d, r in merged.reports.items()}
+    return counted, merged.filtered
 
 
 def mean_step(reports: dict[DeviceId, Report]) -> np.ndarray:
@@ -119,7 +127,7 @@ def test_gists_that_noise_has_hidden_all_count() -> None:
         rng.standard_normal((2, 20, 4000)).astype(np.float32),
     )
     reports = {d: Report(0, noise[0, d], 1.0, 1, 1, noise[1, d]) for d in range(20)}
-    counted, _ = RobustMean().reweight(model, reports, UpdateStatistics())
+    counted, _ = reweight_from(model, UpdateStatistics(), reports)
     assert all(r.local_gradient is not None for r in counted.values())
 
 
@@ -240,6 +248,7 @@ def test_whatever_comes_the_model_moves_no_further_than_twice_the_longest(
 
 def test_without_weight_nothing_is_learnt() -> None:
     reports = {0: report(WAY, weight=0.0)}
-    counted, filtered = reweight(reports)
+    merged = RobustMean().merge(MODEL, reports, UpdateStatistics())
+    counted, filtered = merged.reports, merged.filtered
     assert counted == reports
     assert not filtered

@@ -146,7 +146,10 @@ GOOD = {"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1]), "device": np.array([
             "sample 1: a feature is missing, NaN or infinite",
         ),
         ({"x": np.array([["a", "b"]] * 4)}, "x must be numbers"),
-        ({"y": np.array([0, 1, 2.5, 1])}, r"label is a measurement, such as '2.5' \(regression\)"),
+        (
+            {"y": np.array([0, 1, 2.5, 1])},
+            r"the label takes 3 different numbers, such as 2.5: say what they are",
+        ),
         (
             {"device": np.array([0, 1.5, 2, 1])},
             "sample 1: device '1.5' is neither a whole number nor a name",
@@ -184,11 +187,11 @@ def test_a_wrong_npz_is_refused(change: dict[str, Any], message: str) -> None:
         (HEADER, ["k,1,1,1", "", "k,1,tall,1"], "line 4: height is 'tall', which is no number"),
         (HEADER, ["k,1,1,1", "k,1,,1"], "line 3: height is '', which is no number"),
         (HEADER, ["k,1,nan,1", "k,1,1,1"], "line 2: a feature is missing, NaN or infinite"),
-        (HEADER, ["k,0.5,1,1"], r"the label is a measurement, such as '0.5' \(regression\)"),
+        (HEADER, ["k,0.5,1,1"], r"the label takes 1 different numbers, such as 0.5: say what"),
         (
             HEADER,
             [f"k,{100 + 7 * n},1,{n}" for n in range(60)],
-            r"the label takes 60 different numbers in 60 samples, .* \(regression\)",
+            r"the label takes 60 different whole numbers, from .*: say what they are",
         ),
         (
             "device,label,at,heat\n",
@@ -358,8 +361,8 @@ def test_a_time_that_is_missing_or_no_time_is_refused_with_its_line() -> None:
         Custom(path=path, time="when").load(seed=0)
 
 
-def test_many_labels_with_names_or_with_many_samples_each_are_classes() -> None:
+def test_many_labels_with_names_or_that_are_said_to_be_classes_are_classes() -> None:
     rows = [f"k{n % 3},class {n % 30},1,{n}" for n in range(120)]
     assert len(Custom(path=write_csv(rows)).load(seed=0).label_names) == 30
     rows = [f"k{n % 3},{n % 30},1,{n}" for n in range(300)]
-    assert len(Custom(path=write_csv(rows)).load(seed=0).label_names) == 30
+    assert len(Custom(path=write_csv(rows), target="class").load(seed=0).label_names) == 30

@@ -31,11 +31,16 @@ def run(*command: str) -> str:
         ("quickstart.py", "balanced-reservoir stores, per label"),
         ("new_policy.py", "unsure"),
         ("on_device.py", "round 4: trained on"),
+        ("engines.py", "label 2: "),
         ("fedboost.py", "every other one taught wrong: 0."),
     ],
 )
 def test_the_example_runs(example: str, says: str) -> None:
     assert says in run(f"examples/{example}")
+
+
+def test_engines_take_under_forty_lines() -> None:
+    assert len((ROOT / "examples" / "engines.py").read_text().splitlines()) < 40
 
 
 def test_a_new_policy_takes_under_forty_lines_and_passes_the_checks() -> None:

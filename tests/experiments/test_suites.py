@@ -11,6 +11,7 @@ from lab.findings import Findings, arena, bytes_table, gist_summary, share_close
 from lab.opening import candidates, opening
 from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
 
+from fedkeep.agent.record import META_BYTES
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError
 
@@ -43,6 +44,11 @@ methods = ["fifo", "gist-local"]
 rates = "own"
 seeds = [0, 1]
 """
+
+
+def shares(regions: int) -> int:
+    """Bytes of what every device keeps by region: six numbers each, and four others."""
+    return (6 * regions + 4) * 8
 
 
 def suite(folder: Path, text: str = SUITE) -> Suite:
@@ -283,7 +289,9 @@ def test_bytes_at_rest_and_the_equivalent_fifo_size(tmp_path: Path) -> None:
             final,
         )
     table = bytes_table(Findings(found, curves))["small"]
-    assert table["fifo"] == [[5 * 30 * 4, 5, 60.0, None], [50 * 30 * 4, 50, 80.0, None]]
+    # Features, 58 bytes beside each sample, and the shares by label.
+    sizes = [slots * (30 * 4 + META_BYTES) + shares(1) for slots in (5, 50)]
+    assert table["fifo"] == [[sizes[0], 5, 60.0, None], [sizes[1], 50, 80.0, None]]
     assert table["worth"] == {"gist-local": {"5": 50, "50": None}}
 
 
@@ -295,12 +303,14 @@ def test_a_gist_is_counted_with_its_vector() -> None:
     }
     parameters = (30 + 1) * 10
     packed = {"name": "local", "encoding": "int8"}
+    notes = 3 * 8 * 10 + 2 * 8  # the noise model by label, the rest, and a counter
     for gist, vector in (
         ({"name": "none"}, 0),
-        ({"name": "local"}, 4 * parameters),
-        (packed, parameters + 5 * 4),
+        ({"name": "local"}, (4 + 8) * parameters + notes),
+        (packed, parameters + 5 * 4 + 8 * parameters + notes),
     ):
-        assert bytes_at_rest(resolve(table | {"gist": gist})) == 10 * 30 * 4 + vector
+        samples = 10 * (30 * 4 + META_BYTES) + shares(10)
+        assert bytes_at_rest(resolve(table | {"gist": gist})) == samples + vector
 
 
 def test_fifo_only_trains_and_ode_looks_at_every_arrival(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from fedkeep.cli.app import app as cli
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.state import snapshot_parts
+from fedkeep.deploy import services
 from fedkeep.deploy.first_fleet import FirstFleet
 from fedkeep.deploy.local_fleet import free_port
-from fedkeep.deploy.services import ServiceStatus
+from fedkeep.deploy.services import ServiceStatus, troubles, write_services
 from fedkeep.deploy.supervisor import Supervisor, _Process
 from fedkeep.flower.server_app import check_specification, fixed_terms, refuse_changes
 from fedkeep.flower.state_store import StateStore
@@ -164,3 +165,26 @@ def test_a_supervisor_counts_restarts_and_outlives_a_disk_that_takes_nothing(
     assert fleet.services()["agent-0"].restarts == 1
     said = CliRunner().invoke(cli, ["fleet", "status", str(fleet.root)]).output
     assert "started again once; it ended with code 3: no such source" in said
+    (trouble,) = troubles(fleet.root)
+    assert trouble.startswith("agent-0 does not run and was started again once: it ended with")
+
+
+def test_troubles_are_what_does_not_run_what_was_started_again_and_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = os.getpid()
+    statuses = {
+        "fleet": ServiceStatus(alive),
+        "agent-0": ServiceStatus(alive, 3, "was killed by signal 9"),
+        "agent-1": ServiceStatus(None, 0, "ended with code 2: no such file"),
+    }
+    write_services(tmp_path, statuses)
+    assert troubles(tmp_path) == (
+        "agent-0 was started again 3 times: it was killed by signal 9",
+        "agent-1 does not run: it ended with code 2: no such file",
+    )
+    write_services(tmp_path, {"fleet": ServiceStatus(None), "agent-1": ServiceStatus(None)})
+    assert troubles(tmp_path) == (), "a fleet that was stopped has none"
+    monkeypatch.setattr(services, "_LOW_DISK_BYTES", 1 << 62)
+    (full,) = troubles(tmp_path)
+    assert full.startswith("The disk is full: ")

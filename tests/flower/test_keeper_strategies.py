@@ -19,9 +19,16 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as FixedClipping
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.flower import Keeper, KeeperStrategy
-from fedkeep.flower.keeper_records import KEEPER, add_orders, encode, read_order
+from fedkeep.flower.keeper_records import (
+    KEEPER,
+    VERSION,
+    VERSION_KEY,
+    add_orders,
+    encode,
+    read_order,
+)
 from fedkeep.records import Evaluation, Round, read_run
 from tests.flower.in_process import InProcessGrid, make_node
 
@@ -319,3 +326,55 @@ def test_a_gradient_of_no_whole_number_of_floats_is_rejected(
 
     play(KeeperStrategy(FedAvg(fraction_evaluate=0.0)), torn)
     assert "device 1001 rejected: malformed: 11 bytes" in caplog.text
+
+
+def changed_version(app: ClientApp, version: int | None) -> Callable[[Message, Context], Message]:
+    """The app with a Keeper of another fedkeep; None: of one that says no version."""
+
+    def reply(msg: Message, context: Context) -> Message:
+        answer = app(msg, context)
+        if KEEPER in answer.content:
+            about = answer.content.config_records[KEEPER]
+            if version is None:
+                del about[VERSION_KEY]
+            else:
+                about[VERSION_KEY] = version
+        return answer
+
+    return reply
+
+
+@pytest.mark.parametrize(("version", "words"), [(VERSION + 1, "version 2"), (None, "no version")])
+def test_a_keeper_of_another_version_is_rejected_with_a_sentence(
+    version: int | None, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app()
+    nodes = [make_node(number, app, {}) for number in range(NODES - 1)]
+    nodes.append(make_node(NODES - 1, changed_version(app, version), {}))
+    strategy = KeeperStrategy(FedAvg())
+    arrays = ArrayRecord(net().state_dict())
+    result = strategy.start(InProcessGrid(nodes), arrays, num_rounds=2)
+    assert result.train_metrics_clientapp[2]["keeper-rejected"] == 1
+    assert result.train_metrics_clientapp[2]["keeper-estimates"] == NODES - 1
+    assert f"device {1000 + NODES - 1} rejected: version: its Keeper speaks {words}" in caplog.text
+    assert "install the same fedkeep on server and devices" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "words"), [(VERSION + 1, "version 2"), (None, "no version")])
+def test_a_keeper_rejects_a_server_of_another_version(version: int | None, words: str) -> None:
+    message = Message(
+        RecordDict({"arrays": ArrayRecord(net().state_dict()), "config": ConfigRecord()}),
+        1000,
+        "train",
+    )
+    (message,) = add_orders([message], 1, {}, None, "default")
+    config = message.content.config_records["config"]
+    if version is None:
+        del config[VERSION_KEY]
+    else:
+        config[VERSION_KEY] = version
+    context = make_node(0, make_app(), {}).context
+    with Keeper.open(context, net, capacity=6) as keeper:
+        keeper.offer(*arrivals(0, 0))
+        with pytest.raises(RejectedError, match=f"the server speaks {words} .* install the same"):
+            keeper.sync(message)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from msgspec.structs import asdict
 
 from fedkeep.core.errors import MissingExtraError
@@ -146,11 +147,41 @@ def test_the_verdict_is_given_in_words() -> None:
     assert "one seed decides nothing" in sentences(compare([base[0], better[0]]))[0]
 
 
+def test_numbers_are_judged_by_r2_and_their_errors_stand_beside_it() -> None:
+    def number_run(method: str, seed: int, r2: float, rmse: float) -> Run:
+        plain = run(method, seed, {0: -1.0, 10: r2})
+        header = structs.replace(plain.header, measure="r2", labels=("below 5", "5 and more"))
+        lines = [
+            structs.replace(line, rmse=rmse, mae=rmse / 2, label_recall=(r2, None))
+            if isinstance(line, Evaluation)
+            else line
+            for line in plain.lines[1:]
+        ]
+        return Run(plain.path, header, (header, *lines))
+
+    runs = [number_run("fifo", seed, 0.5 + seed / 100, 14.0 + seed) for seed in range(3)]
+    runs += [number_run("ode", seed, 0.6 + seed / 100, 12.0 + seed) for seed in range(3)]
+    comparison = compare(runs)
+    fifo, ode = comparison.rows
+    assert ode.measure == "r2"
+    assert ode.errors["rmse"].mean == 13.0
+    # The lower error is the better one: the verdict follows R2, whose direction is accuracy's.
+    assert ode.differences[0] is not None
+    assert ode.differences[0]["final"].verdict == "better"
+    assert ode.errors["rmse"].mean < fifo.errors["rmse"].mean
+    methods, worst, *_ = tables(comparison, full=True)
+    assert methods.columns == ("method", "seeds", "final R2", "best", "mean R2", "RMSE", "MAE")
+    assert methods.rows[1][5:] == ("13 ± 2.5", "6.5 ± 1.2")
+    assert worst.title == "toy: R2 of each interval"
+    assert explanation(comparison).startswith("Targets are numbers: R2")
+    assert "R2" not in explanation(compare([run("fifo", 0, {10: 0.5})]))
+
+
 def test_every_evaluation_is_a_row() -> None:
     table = as_csv([run("ode", 3, {0: 0.1, 10: None}, finished=False)])
     assert table.splitlines()[1:] == [
-        "toy,,ode,3,0,0.1,0.5,0,0,0,0,,,0,,,,False",
-        "toy,,ode,3,10,,,0,0,0,0,,,0,,,,False",
+        "toy,,ode,3,0,0.1,0.5,0,0,0,0,,,0,,,,,,False",
+        "toy,,ode,3,10,,,0,0,0,0,,,0,,,,,,False",
     ]
 
 
@@ -377,7 +408,7 @@ def test_full_tables_have_worst_devices_tail_recall_and_the_recall_of_each_label
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 4
     header, row = as_csv([detailed("ode", (0.5, None))]).splitlines()
     assert header.endswith("finished,recall:a_1,recall:b")
-    assert row.endswith(",0.25,0.125,,True,0.5,")
+    assert row.endswith(",0.25,0.125,,,,True,0.5,")
 
 
 @pytest.mark.parametrize("width", [None, 300, 60, 20, 1])

@@ -106,6 +106,22 @@ def test_a_feed_tells_only_what_changed(tmp_path: Path, fleet: dict[str, Any]) -
     assert [row.method for row in second.comparison.rows] == ["fifo", "ode"]
 
 
+def test_a_feed_tells_what_is_wrong_with_the_fleet_and_when_it_is_over(
+    tmp_path: Path, fleet: dict[str, Any]
+) -> None:
+    fleet["FakeRun"](tmp_path / "fleet.jsonl").advance(1)
+    wrong = ["agent-1 does not run"]
+    feed = DirectoryFeed(tmp_path, pause=0, troubles=lambda: tuple(wrong))
+    first = feed.since(0)
+    assert first is not None
+    assert first.troubles == ("agent-1 does not run",)
+    assert feed.since(first.version) is None
+    wrong.clear()
+    second = feed.since(first.version)
+    assert second is not None
+    assert second.troubles == ()
+
+
 def test_a_feed_follows_cuts_restarts_and_removals(tmp_path: Path, fleet: dict[str, Any]) -> None:
     path = tmp_path / "ode-0.jsonl"
     fleet["FakeRun"](path, "ode", 0).advance(40)

@@ -4,12 +4,16 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from fedkeep.advice.budget import spend_on_device
 from fedkeep.advice.profile import DatasetProfile, describe
 from fedkeep.advice.trial import FIFO, Trial, TrialSettings, capacities_within
 from fedkeep.advice.verdict import sentences
 from fedkeep.config.experiment import resolve
-from fedkeep.core.errors import FedkeepError
+from fedkeep.core.bounds import check_number, check_whole
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError
+from fedkeep.files import folder_for_records
 from fedkeep.records import compare, read_runs
 from fedkeep.sim.assembly import build_learner, load_data
 from fedkeep.sim.sweep import Backend
@@ -18,6 +22,8 @@ from fedkeep.web.report import html
 
 Tell = Callable[[str, float, float], None]
 """Called with the stage, the share of the work done, and the estimated seconds left."""
+
+_FEWEST_TESTED = 10
 
 
 def _nothing(*_: object) -> None:
@@ -54,6 +60,7 @@ def advise(
     time: str | None = None,
     devices: int | None = None,
     model: str = "softmax",
+    target: Literal["class", "number"] | None = None,
     jobs: int | None = None,
     backend: Backend = "local",
     out: Path | str | None = None,
@@ -85,6 +92,8 @@ def advise(
         Divide the samples among so many devices, if the data names none.
     model : str
         `softmax`, `mlp`, or `module:factory`.
+    target : {"class", "number"}, optional
+        Whether the label is a class, or a number to predict; by default as the data shows it.
     jobs : int, optional
         Runs at a time; by default one a processor.
     backend : {"local", "ray"}
@@ -101,16 +110,22 @@ def advise(
     FedkeepError
         If the time was over before any run had ended.
     """
-    source = str(data)
-    folder = Path(out) if out is not None else folder_of(source)
-    folder.mkdir(parents=True, exist_ok=True)
+    source = _checked(data, bytes, minutes, devices, jobs, backend)
+    folder = folder_for_records(folder_of(source) if out is None else out)
     task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
     task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
     task |= {"time": time} if time is not None else {}
+    task |= {"target": target} if target is not None else {}
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, experiment.seed)
+    tested = len(federation.test.indices)
+    if tested < _FEWEST_TESTED:
+        raise DataError(
+            f"{source} leaves {tested} samples for testing, too few to tell methods apart: "
+            f"give at least {_FEWEST_TESTED * 5} samples"
+        )
     profile = DatasetProfile(federation)
     # Two vectors of the model's length: the gist, and the mean of what arrived since.
     gist_bytes = 2 * 4 * build_learner(experiment, federation).gradient_size
@@ -133,7 +148,9 @@ def advise(
             f"stopped before any run had ended: the same call goes on from there ({folder}), with "
             "more minutes it gets further"
         )
-    found = sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)
+    found = [*sentences(trial, profile, gist_bytes, shuffled=shuffled, complete=complete)]
+    if bytes is not None:
+        found.append(f"By the rule for bytes, {spend_on_device(bytes, federation).reason}.")
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
     files = trial.settings.write_files(folder, method, federation, first_seed)
@@ -143,6 +160,29 @@ def advise(
     page.write_text(html(runs, compare(runs), title, found), encoding="utf-8")
     (folder / "advice.txt").write_text("\n".join([*found, ""]), encoding="utf-8")
     return Advice(method, tuple(found), (*files, page), complete)
+
+
+def _checked(
+    data: object,
+    size: object,
+    minutes: object,
+    devices: object,
+    jobs: object,
+    backend: object,
+) -> str:
+    """Return where the data is; arguments that no table of an experiment checks are checked."""
+    if not isinstance(data, str | Path):
+        raise ConfigError(
+            "advise takes the path of a .csv, .parquet or .npz file, or 'module:function', got "
+            f"{type(data).__name__}: save arrays with np.savez, or call fedkeep.compare"
+        )
+    check_number("minutes", minutes)
+    for name, value, least in (("bytes", size, 0), ("devices", devices, 2), ("jobs", jobs, 1)):
+        if value is not None:
+            check_whole(name, value, least=least)
+    if backend not in get_args(Backend):
+        raise ConfigError(f"backend takes local or ray, got {backend!r}")
+    return str(data)
 
 
 def folder_of(data: str) -> Path:

@@ -1,10 +1,11 @@
 """A data set in figures, without training: devices, labels, imbalance, order and label noise."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from fedkeep.advice.noise import wrong_labels
+from fedkeep.advice.noise import NoiseEstimate, wrong_labels
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import IntArray
 from fedkeep.data import Federation
@@ -12,6 +13,15 @@ from fedkeep.data import Federation
 _LOOKED_AT = 1500
 """Samples whose labels are checked: enough for a share, few enough for seconds."""
 _NOISY = 0.02
+
+
+class NumberRange(NamedTuple):
+    """The numbers to predict, in their own units."""
+
+    lowest: float
+    mean: float
+    highest: float
+    deviation: float
 
 
 class DatasetProfile:
@@ -29,7 +39,7 @@ class DatasetProfile:
         counts = data.label_counts
         shares = counts.sum(axis=0) / counts.sum()
         rng = generator(0, "look")
-        ordered = [data.y[data.train.of(d)] for d in range(data.devices)]
+        ordered = [data.strata[data.train.of(d)] for d in range(data.devices)]
         shuffled = [rng.permutation(labels) for labels in ordered]
         self.devices, self.labels, self.tested = data.devices, data.labels, len(data.test.indices)
         self.labels_per_device, self.samples_per_device = (
@@ -50,14 +60,30 @@ class DatasetProfile:
         self.runs, self.runs_by_chance = map(_repeats, (ordered, shuffled))
         """Share of a device's rows with the label of the row before."""
         chosen = rng.permutation(data.train.indices)[:_LOOKED_AT]
-        self.noise = wrong_labels(data.x[chosen], data.y[chosen], rng)
-        """Share of wrong labels, estimated."""
+        self.noise = NoiseEstimate(0.0, 0.0, 0.0)
+        """Share of wrong labels, estimated; none of numbers."""
+        self.numbers: NumberRange | None = None
+        """Of the targets, where they are numbers; labels are then their intervals."""
+        if data.targets is None:
+            self.noise = wrong_labels(data.x[chosen], data.y[chosen], rng)
+        else:
+            own = data.y[data.train.indices]
+            self.numbers = NumberRange(*map(float, (own.min(), own.mean(), own.max(), own.std())))
 
 
 def describe(profile: DatasetProfile) -> str:
     """Return the figures of a data set in two sentences."""
     low, middle, high = profile.labels_per_device
     few, usual, many = profile.samples_per_device
+    if profile.numbers is not None:
+        own = profile.numbers
+        return (
+            f"{profile.devices} devices with {usual} samples each ({few} to {many}), and a number "
+            f"to predict from {own.lowest:.4g} to {own.highest:.4g} (mean {own.mean:.4g}, standard "
+            f"deviation {own.deviation:.3g}), in {profile.labels} intervals of which a device has "
+            f"{middle} ({low} to {high}). A sample takes {profile.sample_bytes:,} bytes. Methods "
+            "are judged by R2, the share of the variance that is predicted; points are of it."
+        )
     return (
         f"{profile.devices} devices with {usual} samples each ({few} to {many}), {profile.labels} "
         f"labels of which a device has {middle} ({low} to {high}); label "
@@ -84,6 +110,7 @@ def warnings(profile: DatasetProfile, capacity: int, *, shuffled: bool) -> Itera
             f"Labels come in runs: {profile.runs:.0%} of rows repeat the label before "
             f"({profile.runs_by_chance:.0%} by chance), so the newest samples are much alike."
         )
+    named, score = ("Label", "accuracy") if profile.numbers is None else ("Interval", "R2")
     noise = profile.noise
     if noise.low > _NOISY:
         yield (
@@ -92,18 +119,20 @@ def warnings(profile: DatasetProfile, capacity: int, *, shuffled: bool) -> Itera
         )
     if profile.rarest[1] < 0.02:
         yield (
-            f"Label '{profile.rarest[0]}' is rare ({profile.rarest[1]:.1%}): overall accuracy "
+            f"{named} '{profile.rarest[0]}' is rare ({profile.rarest[1]:.1%}): overall {score} "
             "hardly depends on it."
         )
     if profile.labels_per_device[1] < profile.labels:
         yield (
             f"Half of the devices have at most {profile.labels_per_device[1]} of the "
-            f"{profile.labels} labels."
+            f"{profile.labels} {named.lower()}s."
         )
     if profile.tested < 500:
         yield (
             f"Only {profile.tested} samples are for testing: a point of accuracy is "
             f"{profile.tested / 100:.1f} of them."
+            if profile.numbers is None
+            else f"Only {profile.tested} samples are for testing."
         )
     if profile.devices < 5:
         yield (

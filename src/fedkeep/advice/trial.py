@@ -153,6 +153,11 @@ class TrialSettings:
 
 def samples_of(data: Federation) -> Table:
     """Return the table `samples` of a fleet or an agent."""
+    if data.targets is not None:
+        edges, width = list(data.targets.edges), data.targets.width
+        divided = {"edges": edges} if edges else {}
+        several = {"width": width} if width > 1 else {}
+        return {"shape": list(data.sample_shape), "targets": "number", **divided, **several}
     return {
         "shape": list(data.sample_shape),
         "labels": data.labels,

@@ -26,7 +26,8 @@ def sentences(
         Whether the trial came to its end.
     """
     method = trial.recommended()
-    found = [describe(profile), _use(trial, method), *_others(trial, method)]
+    measure = "" if profile.numbers is None else "an R2 of "
+    found = [describe(profile), _use(trial, method, measure), *_others(trial, method)]
     found += [_gist(trial, gist_bytes), *_more_storage(trial, method)]
     doubts = [
         *warnings(profile, trial.settings.capacity, shuffled=shuffled),
@@ -37,13 +38,13 @@ def sentences(
     return [sentence for sentence in found if sentence]
 
 
-def _use(trial: Trial, method: str) -> str:
+def _use(trial: Trial, method: str, measure: str = "") -> str:
     reached, finals = "", list(trial.finals.get(method, {}).values())
     if finals:
         seeds = "one seed" if len(finals) == 1 else f"{len(finals)} seeds"
         mean = sum(finals) / len(finals)
         slots = trial.settings.slots(method)
-        reached = f" It reached {mean:.1%} with {slots} samples a device ({seeds})."
+        reached = f" It reached {measure}{mean:.1%} with {slots} samples a device ({seeds})."
     if method != FIFO:
         stands = trial.lead(method, FIFO)
         assert stands is not None

@@ -34,11 +34,16 @@ def main(arguments: list[str]) -> int:
     logging.getLogger().handlers[0].setFormatter(
         _PrintableFormatter(f"{over_live_line}%(levelname)s %(message)s")
     )
-    try:
-        from fedkeep.agent.assembly import read_config
-        from fedkeep.agent.daemon import run
+    from fedkeep.agent.remote import RestartError
 
-        run(read_config(Path(files[0])), until_sources_end=bool(flags))
+    try:
+        from fedkeep.agent.daemon import RESTARTED, run
+        from fedkeep.agent.streams import read_streams
+
+        run(read_streams(Path(files[0])), until_sources_end=bool(flags))
+    except RestartError:
+        command = [sys.executable, "-m", "fedkeep.agent", *arguments]
+        os.execve(sys.executable, command, {**os.environ, RESTARTED: "1"})
     except (FedkeepError, OSError) as error:
         mistake = "\n".join(map(printable, str(error).split("\n")))
         sys.stderr.write(f"fedkeep: {mistake}\n")
@@ -51,6 +56,8 @@ class _PrintableFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         record.message = printable(record.message)
+        if (name := record.threadName or "").startswith("stream "):
+            record.message = f"[{name.removeprefix('stream ')}] {record.message}"
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name

@@ -22,7 +22,8 @@ from fedkeep.agent.arrivals import (
 from fedkeep.agent.durable_store import DurableStore
 from fedkeep.agent.label_names import LabelNames
 from fedkeep.agent.pacing import CommitPacer
-from fedkeep.agent.record import CounterBook, ModelVersion, Verdict
+from fedkeep.agent.payloads import PayloadError
+from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verdict
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
@@ -39,6 +40,8 @@ from fedkeep.protocol.messages import ProfileRequest
 
 if TYPE_CHECKING:
     from fedkeep.agent.assembly import AgentConfig
+    from fedkeep.agent.remote import Remote
+    from fedkeep.agent.uploads import Uploads
 
 log = logging.getLogger(__name__)
 _HOUSEKEEPING_SECONDS = 60.0
@@ -68,7 +71,12 @@ class Agent:
     """
 
     def __init__(
-        self, device: Device, store: DurableStore, reserve: int, config: "AgentConfig"
+        self,
+        device: Device,
+        store: DurableStore,
+        reserve: int,
+        config: "AgentConfig",
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.device, self.store, self.config = device, store, config
         self.store_path = config.store.file
@@ -94,6 +102,12 @@ class Agent:
             rule.name: rule.ttl_days for rule in config.method.rules if rule.ttl_days is not None
         }
         """Days for which rules let stay what they hold, where they say so."""
+        self.uploads: Uploads | None = None
+        """What leaves the device by consent; None: no sample does."""
+        self.remote: Remote | None = None
+        """Who may change settings from afar; None: nobody."""
+        self.decode = decode
+        """Makes numbers of files, where samples are files."""
         self._labels = LabelNames(config.samples.names)
         self._magnitudes = OutlierFilter(config.samples.limit, config.samples.outlier)
         self._batch, self._reserve = min(_BATCH, max(1, reserve // 2)), reserve
@@ -273,7 +287,8 @@ class Agent:
         return fates + list(zip(sound, told, strict=True))
 
     def _judge_labels(self, source: str, group: list[Arrival]) -> "_Fates":
-        labels = self.config.samples.labels
+        # A number that comes later is refused: only labels are corrected, or waited for.
+        labels = 0 if self.intake.form.targets is not None else self.config.samples.count
         known = ChainMap(self.store.records, self.store.unlabelled)
         ids, y, sound, refused = screen_labels(group, labels, self.tombstones, self.ids, known)
         self._show_refused(source, refused)
@@ -290,7 +305,9 @@ class Agent:
         self, source: str, group: list[Arrival], *, labelled: bool
     ) -> "tuple[Batch, list[Arrival], _Fates]":
         """Return valid samples with their arrivals, and the fates of the others."""
-        form, labels = self.intake.form, self.config.samples.labels
+        form, labels = self.intake.form, self.config.samples.count
+        if self.decode is not None:
+            self._make_numbers(group)
         known = ChainMap(self.store.records, self.store.unlabelled)
         batch, sound, refused = screen(
             group,
@@ -300,6 +317,7 @@ class Agent:
             self._magnitudes,
             self.ids,
             known,
+            form.targets,
             labelled=labelled,
         )
         self._show_refused(source, refused)
@@ -308,13 +326,41 @@ class Agent:
             for id_, arrival in zip(batch.ids.tolist(), sound, strict=True)
             if (name := written_id(arrival.id)) != str(id_)
         }
+        self._note_beside(batch, sound)
         return batch, sound, [(arrival, f"refused.{reason}") for arrival, reason in refused]
 
     def _show_refused(self, source: str, refused: list[tuple[Arrival, str]]) -> None:
         for arrival, reason in refused:
-            if reason not in ("shape", "erased"):
+            if arrival.x is not None and reason != "erased":
                 record = {"x": arrival.x, "y": arrival.y, "id": arrival.id}
                 self.intake.refuse(reason, source, record, count=0)
+
+    def _make_numbers(self, arrivals: list[Arrival]) -> None:
+        """Decode files; one that is none of the decoder's gets the reason instead of numbers."""
+        assert self.decode is not None
+        for arrival in arrivals:
+            if arrival.x is None:
+                continue
+            arrival.payload, arrival.x = arrival.x, None
+            try:
+                arrival.x = self.decode(arrival.payload)
+            except PayloadError as error:
+                arrival.wrong = error.reason
+                shown = f"{written_id(arrival.id)}: {len(arrival.payload)} bytes: {error}"
+                self.intake.refuse(error.reason, arrival.source, shown, count=0)
+
+    def _note_beside(self, batch: Batch, arrivals: list[Arrival]) -> None:
+        """Give the store what is kept beside the numbers of a batch: own times, and files."""
+        now = self.store.clock.wall()
+        behind, ahead = self.config.samples.latest_days * DAY, self.config.store.tolerance
+        self.store.times, self.store.payloads = {}, {}
+        for id_, arrival in zip(batch.ids.tolist(), arrivals, strict=True):
+            if arrival.payload is not None:
+                self.store.payloads[id_] = arrival.payload
+            if not math.isnan(arrival.time):
+                self.store.times[id_] = arrival.time
+                if not now - behind <= arrival.time <= now + ahead:
+                    self.counters["time.doubted"] += 1
 
     def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> list[str]:
         """Value and store what is worth it; returns what became of each sample.
@@ -353,7 +399,7 @@ class Agent:
         """Note which samples of a batch rules never store; returns all fates."""
         for name in dict.fromkeys(refused.values()):
             chosen = np.array([refused.get(id_) == name for id_ in batch.ids.tolist()])
-            self.store.log.add_forbidden(batch.take(chosen), name, self.store.clock.wall())
+            self.store.log_forbidden(batch.take(chosen), name)
         ids = batch.ids.tolist()
         return [
             "refused.rule" if i in refused else fate for i, fate in zip(ids, fates, strict=True)
@@ -473,17 +519,14 @@ class Agent:
         So is what a damaged file gave back though it was erased.
         """
         with self.lock:
-            days, clock, erased = self.config.store.ttl_days, self.store.clock, self.tombstones.ids
-            clock.look()
+            days, erased = self.config.store.ttl_days, self.tombstones.ids
+            self.store.clock.look()
             notes = [*self.store.records.items(), *self.store.unlabelled.items()]
             expired = [
                 id_
                 for id_, note in notes
                 if id_ in erased
-                or (
-                    (most := self._ttl_of(id_, days))
-                    and clock.age(note.taken, note.wall) > most * DAY
-                )
+                or ((most := self._ttl_of(id_, days)) and self._age(note) > most * DAY)
             ]
             if not expired or not self.commit(whole=bool(self._awaited_whole)):
                 return 0
@@ -504,6 +547,16 @@ class Agent:
         return max(
             (self._ttl[name] for name in self.store.holders(id_) if name in self._ttl), default=days
         )
+
+    def _age(self, note: SampleMetadata) -> float:
+        """Return for how many seconds a sample has certainly been there.
+
+        Its own time may make it older than its arrival, as far as that is believed, never younger.
+        """
+        begun = note.wall
+        if note.wall - self.config.samples.latest_days * DAY <= note.time < note.wall:
+            begun = note.time
+        return self.store.clock.age(note.taken, begun)
 
     def erase(self, ids: list[int]) -> int:
         """Remove samples from file, log and free space.

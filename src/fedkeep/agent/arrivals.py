@@ -18,6 +18,7 @@ from fedkeep.agent.record import SampleForm
 from fedkeep.agent.record_fields import Record, Scalar, known_fields, own_time
 from fedkeep.agent.sample_ids import SampleIds, is_erased, recognised
 from fedkeep.core.screening import screen_samples
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, BoolArray, IntArray
 from fedkeep.protocol.messages import RefusedRecord
 
@@ -38,8 +39,8 @@ class Arrival:
     """
 
     x: Any
-    """Anything a source read; in the queue, an array of the samples' form, or None if it is
-    none."""
+    """Anything a source read; in the queue, an array of the samples' form, or a file's bytes, or
+    None if it is neither."""
     y: Any
     id: Any
     source: str
@@ -48,6 +49,10 @@ class Arrival:
     """The keyed hash by which the queue thins what may be skipped; -1 where it must not be."""
     time: float = math.nan
     """The record's own time, in seconds since 1970; NaN where it has none."""
+    payload: bytes | None = None
+    """Its file, where samples are files, once `x` was made of it."""
+    wrong: str = "shape"
+    """The reason for which it is refused where `x` is None."""
     fields: dict[str, Scalar] = field(default_factory=dict)
     """What else the record says of itself: numbers, texts and flags by name, few and short."""
     label_only: bool = False
@@ -103,8 +108,6 @@ class IngestQueue:
         key: bytes | None = None,
     ) -> None:
         self.form, self._limit, self._calm = form, limit, calm_seconds
-        self.sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-        """Of a sample as it arrives; it bounds what sources read at once."""
         self.stopped = self.held = False
         self.ends = False
         """Whether the agent ends with its sources: else a pipe waits for its next writer."""
@@ -174,9 +177,12 @@ class IngestQueue:
         """Bring a sample's numbers into the samples' form; None where they are none."""
         if arrival.label_only:
             return
-        came, arrival.x = arrival.x, self.form.shaped(arrival.x)
+        came, arrival.x = arrival.x, self.form.taken(arrival.x)
+        most = self.form.payload_bytes
+        if most is not None and arrival.x is not None and len(arrival.x) > most:
+            arrival.x, arrival.wrong = None, "oversized"
         if arrival.x is None:
-            self.refuse("shape", arrival.source, came, count=0)
+            self.refuse(arrival.wrong, arrival.source, came, count=0)
 
     def refuse(self, reason: str, source: str, raw: Any = b"", count: int = 1) -> None:
         """Count what could not even be read as a sample, and keep how it began.
@@ -260,8 +266,7 @@ class IngestQueue:
 
 def queue_limit(form: SampleForm) -> int:
     """Return how many samples wait by default: those of four megabytes, within 64 and 4,096."""
-    sample_bytes = form.dtype.itemsize * math.prod(form.shape)
-    return min(4096, max(64, (4 << 20) // sample_bytes))
+    return min(4096, max(64, (4 << 20) // form.arriving_bytes))
 
 
 def _shown(raw: Any) -> str:
@@ -408,6 +413,7 @@ def screen(
     magnitudes: OutlierFilter,
     ids: SampleIds,
     stored: Mapping[int, Any],
+    targets: NumberTargets | None = None,
     *,
     labelled: bool = True,
 ) -> tuple[Batch, list[Arrival], list[tuple[Arrival, str]]]:
@@ -425,6 +431,8 @@ def screen(
         The bound on the size of a sample's numbers.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    targets
+        What targets look like that are numbers to predict; None: they are labels.
     labelled
         Whether samples must have a label; else they are taken without one.
     """
@@ -435,21 +443,25 @@ def screen(
         ]
     )
     y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
+    known = (y == np.floor(y)) & (y >= 0) & (y < labels)
+    if targets is not None:
+        y = np.array([_several(arrival.y, targets.width) for arrival in arrivals])
+        known = targets.valid(y)
     # NaN, which is not even itself, is no id.
     named = [
         isinstance(arrival.id, str | bytes | int | float | None) and arrival.id == arrival.id
         for arrival in arrivals
     ]
     read = np.array([arrival.x is not None for arrival in arrivals]) & named
-    sound = read & screen_samples(x, y, form.shape, labels)[0]
+    sound = read & screen_samples(x, y, form.shape, labels, targets)[0]
     huge = np.zeros(len(arrivals), dtype=bool)
     if sound.any():
         huge[sound] = magnitudes.huge(x if sound.all() else x[sound])
     rows, numbers, refused = [], [], []
     for row, arrival in enumerate(arrivals):
         if arrival.x is None:
-            reason = "shape"
-        elif not (y[row].is_integer() and 0 <= y[row] < labels):
+            reason = arrival.wrong
+        elif not known[row]:
             reason = "label"
         elif not named[row]:
             reason = "id"
@@ -458,7 +470,7 @@ def screen(
         elif huge[row]:
             reason = "huge"
         else:
-            content = x[row].tobytes()
+            content = x[row].tobytes() if arrival.payload is None else arrival.payload
             number = recognised(ids, arrival.source, arrival.id, content, stored)
             if not is_erased(ids, number, arrival.id, content, erased):
                 rows.append(row)
@@ -466,8 +478,17 @@ def screen(
                 continue
             reason = "erased"
         refused.append((arrival, reason))
-    batch = Batch(x[rows], y[rows].astype(np.int64), np.array(numbers, dtype=np.int64))
+    own = y[rows].astype(np.int64) if targets is None else targets.settled(y[rows])
+    batch = Batch(x[rows], own, np.array(numbers, dtype=np.int64))
     return batch, [arrivals[row] for row in rows], refused
+
+
+def _several(y: object, width: int) -> list[float]:
+    """Return so many numbers, alone or in a list; NaN where they are none or not so many."""
+    if isinstance(y, np.ndarray):
+        y = y.tolist()
+    rows = list(y) if isinstance(y, list | tuple) else [y]
+    return [_number(one) for one in rows] if len(rows) == width else [math.nan] * width
 
 
 def screen_labels(

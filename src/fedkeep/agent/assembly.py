@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import re
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
 from fedkeep.agent.durable_store import COPIES, DurableStore
 from fedkeep.agent.pacing import CommitPacer
+from fedkeep.agent.payloads import PayloadDecoder
 from fedkeep.agent.record import (
     CounterBook,
     DecisionLog,
@@ -23,10 +24,12 @@ from fedkeep.agent.record import (
     SampleForm,
     SampleMetadata,
 )
+from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
 from fedkeep.agent.sources import check_names, make_source
 from fedkeep.agent.store_file import (
+    EXTRA_BYTES,
     NAME_BYTES,
     Opened,
     StoreLayout,
@@ -36,6 +39,7 @@ from fedkeep.agent.store_file import (
     open_file,
     plan,
 )
+from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store, build_rules
 from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
@@ -58,6 +62,7 @@ from fedkeep.core.state import (
     strip_prefix,
 )
 from fedkeep.core.store import MemoryStore
+from fedkeep.core.targets import NumberTargets, targets_of
 from fedkeep.core.types import State, StateSpec
 from fedkeep.core.velocity import VelocityMeter
 from fedkeep.privacy import accountant as ledger
@@ -78,6 +83,7 @@ _RULE_BYTES = 2048
 """For the names of rules, as samples say which of them hold them."""
 _POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
+_LARGEST_PAYLOAD = 1 << 26
 _MOST_NUMBERS, _MOST_LABELS = 1 << 28, 1 << 24
 """Far beyond any device; a slip of the pen beyond them would end in a lack of memory."""
 
@@ -114,12 +120,31 @@ class SampleOptions:
     """The table `[samples]`: what every sample looks like."""
 
     shape: tuple[int, ...]
-    labels: int
+    labels: int | None = None
+    """How many there are; of numbers to predict, leave it out."""
+    targets: Literal["class", "number"] = "class"
+    """Whether `y` is a label, or a number to predict."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: slots are divided among intervals
+    as among labels. The same on all devices of a fleet; empty: not divided."""
+    width: int = 1
+    """How many numbers the `y` of a sample has, where they are numbers."""
     dtype: Literal["float32", "float64", "uint8", "int8", "int16", "float16"] = "float32"
     """How they are stored; the models get float32."""
     limit: float = 1e6
     """A sample with a larger number, either sign, is refused as `huge`: one would outweigh all \
 others for ever."""
+    decoder: str | None = None
+    """What makes numbers of samples that are files, kept byte for byte: `image` (JPEG, PNG), \
+`audio` (WAV, FLAC), `npy`, or `module:function` from bytes to an array; None: they are numbers."""
+    payload_bytes: int = 65_536
+    """The longest such file; a longer one is refused as `oversized`."""
+    decoded_numbers: int = 16_000_000
+    """One that would decode to more numbers, such as pixels times colours, is refused before it \
+is decoded."""
+    latest_days: float = 7.0
+    """How much later than its own time a sample may come; one that says more, or that it is of \
+the future, has a wrong clock: its age counts from its arrival."""
     names: tuple[str, ...] = ()
     """Of the labels: a source may then give a label by its name, such as `"y": "ok"`."""
     outlier: float = 0.0
@@ -128,19 +153,40 @@ kept like the rest."""
 
     def __post_init__(self) -> None:
         check_range(self, "limit", above=0)
-        check_range(self, "outlier", least=0)
+        check_range(self, "outlier", "latest_days", least=0)
+        check_range(self, "payload_bytes", least=64, most=_LARGEST_PAYLOAD)
+        check_range(self, "decoded_numbers", least=1, most=_MOST_NUMBERS)
+        if self.decoder is not None and self.dtype != "float32":
+            raise ValueError(
+                "dtype is of numbers, and with a decoder the files are stored: leave it out"
+            )
         check_range(self, "labels", least=1, most=_MOST_LABELS)
+        count, _ = targets_of(self.targets, self.labels, self.edges, self.width)
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.names and len(set(self.names)) != self.labels:
+        if self.names and self.targets == "number":
+            raise ValueError("names are of labels, and targets are numbers: leave names out")
+        if not all(self.names):
+            raise ValueError("names must not hold an empty one")
+        if self.names and len(set(self.names)) != count:
             raise ValueError(
-                f"names must be {self.labels} different ones, one for each label, got "
+                f"names must be {count} different ones, one for each label, got "
                 f"{len(set(self.names))}"
             )
         if math.prod(self.shape) > _MOST_NUMBERS:
             raise ValueError(
                 f"shape must make at most {_MOST_NUMBERS} numbers, got {list(self.shape)}"
             )
+
+    @property
+    def count(self) -> int:
+        """The number of labels, or of the intervals of numbers."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[0]
+
+    @property
+    def numbers(self) -> NumberTargets | None:
+        """What targets look like that are numbers; None: they are labels."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[1]
 
 
 @dataclass(frozen=True)
@@ -152,28 +198,44 @@ class AgentConfig:
     samples: SampleOptions
     store: StoreOptions
     metrics: MetricsOptions
+    upload: UploadOptions
+    remote: RemoteOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
     accounted: bool
     """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
+    stream: str = ""
+    """What this stream is called among several of one process; empty where it is the only one."""
+    table: Table = field(default_factory=dict, repr=False, compare=False)
+    """The tables of which it was made."""
 
     @property
     def form(self) -> SampleForm:
         """What every sample looks like, as it arrives and as it is stored."""
         dtype, discounts = np.dtype(self.samples.dtype), self.method.storage.after_use == "discount"
         names = NAME_BYTES if self.store.name_bytes is None else self.store.name_bytes
-        store = self.store
+        store, is_file = self.store, self.samples.decoder is not None
+        extra = EXTRA_BYTES * is_file if store.extra_bytes is None else store.extra_bytes
         return SampleForm(
-            dtype, self.samples.shape, store.encoding, store.deflate_to, discounts, names
+            dtype,
+            self.samples.shape,
+            store.encoding,
+            store.deflate_to,
+            discounts,
+            names,
+            self.samples.numbers,
+            extra,
+            self.samples.payload_bytes if is_file else None,
+            store.typical_bytes,
         )
 
 
 _OPTIONS: dict[str, Any] = {
-    field.name: field.type
-    for field in fields(AgentConfig)
-    if is_dataclass(field.type) and field.name != "method"
+    one.name: one.type
+    for one in fields(AgentConfig)
+    if is_dataclass(one.type) and one.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
 _TABLES = ("preset", "model", "source", "rule", *_METHOD, *_OPTIONS)
@@ -184,8 +246,8 @@ def read_config(path: Path) -> AgentConfig:
     return parse_config(read_toml(path))
 
 
-def parse_config(table: Table) -> AgentConfig:
-    """Check the tables of a configuration.
+def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
+    """Check the tables of the configuration of one stream.
 
     >>> samples = {"shape": [2], "labels": 2}
     >>> config = parse_config({"samples": samples, "source": [{"kind": "lines"}]})
@@ -193,6 +255,8 @@ def parse_config(table: Table) -> AgentConfig:
     ('balanced-reservoir', 9000000, 'lines')
     """
     table = current(table)
+    if "stream" in table:
+        raise ConfigError("there are several streams in this file, where one is wanted")
     for key in table:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
@@ -214,10 +278,39 @@ def parse_config(table: Table) -> AgentConfig:
         model=dict(table.get("model", {})),
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
+        stream=stream,
+        table=table,
     )
+    if method.waiting.share and config.samples.numbers is not None:
+        raise ConfigError(
+            "[waiting] is for samples whose label comes later, and targets are numbers: leave it "
+            "out, and give each sample with its number"
+        )
     check_names(config.sources)
+    _check_payloads(config)
     config.form.codec()  # says whether what is asked of it can be
     return config
+
+
+def _check_payloads(config: AgentConfig) -> None:
+    """Rejects options of the store for numbers where samples are files, and the reverse."""
+    is_file, store = config.samples.decoder is not None, config.store
+    if is_file and (store.encoding is not None or store.deflate_to is not None):
+        raise ConfigError(
+            "[store] encoding and deflate_to are for numbers: with [samples] decoder the files are "
+            "kept as they came"
+        )
+    if store.typical_bytes is not None and not is_file:
+        raise ConfigError(
+            "[store] typical_bytes is for files: set [samples] decoder, or leave it out"
+        )
+    if store.typical_bytes is not None and config.method.waiting.share:
+        raise ConfigError(
+            "[store] typical_bytes is for stores without a waiting room: leave it out, or set "
+            "[waiting] share = 0"
+        )
+    if (store.typical_bytes or 0) > config.samples.payload_bytes:
+        raise ConfigError("[store] typical_bytes must be at most [samples] payload_bytes")
 
 
 def _check_device_keys(table: Table) -> None:
@@ -236,10 +329,10 @@ def assemble(config: AgentConfig) -> Agent:
 
     A first model is installed if the file brings one.
     """
-    shape, labels = config.samples.shape, config.samples.labels
+    shape, labels, targets = config.samples.shape, config.samples.count, config.samples.numbers
     _try_model(config.model, shape)
-    learner = learner_of(config.model, shape, labels)
-    check_model(learner, shape, labels)
+    learner = learner_of(config.model, shape, labels, targets)
+    check_model(learner, shape, labels, targets)
     privacy = config.method.privacy if config.accounted else None
 
     def layout_of(options: StoreOptions) -> StoreLayout:
@@ -248,19 +341,30 @@ def assemble(config: AgentConfig) -> Agent:
         state += COPIES * _RULE_BYTES * bool(config.method.rules)
         return plan(options, chosen.form, state)
 
-    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity))
+    decode = _decoder(config.samples)
+    extra = config.form.extra_bytes
+    config = replace(config, store=as_found(config.store, lambda o: layout_of(o).capacity, extra))
     layout, spec = layout_of(config.store), _state_spec(config, learner, privacy)
-    opened = open_file(layout, labels, _model_name(config.model))
+    opened = open_file(layout, labels, _model_name(config.model), config.samples.names)
     try:
         index = _memory_store(config)
-        clock = AgeClock(config.store.clock_tolerance_hours * _HOUR)
+        clock = AgeClock(config.store.tolerance)
         decisions = DecisionLog(config.store.decisions, config.method.policy_name)
         slots = layout.capacity - config.method.waiting.slots(layout.capacity)
-        store = DurableStore(opened.file, index, config.form, decisions, clock, slots)
+        store = DurableStore(
+            opened.file,
+            index,
+            config.form,
+            decisions,
+            clock,
+            slots,
+            layout.sample_cells,
+            decode,
+        )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         rules = _rules_over(config, index, store)
         device = _make_device(config, learner, store, layout.capacity, draw_seed, rules)
-        agent = Agent(device, store, layout.reserve, config)
+        agent = Agent(device, store, layout.reserve, config, decode)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         _check_waiting(config, layout, len(store.records))
         damaged = bool(opened.file.damage)
@@ -269,10 +373,19 @@ def assemble(config: AgentConfig) -> Agent:
         agent.restore(state, damaged=damaged)
         if device.model is None and "path" in config.model:
             device.set_model(learner.initial(0))
+        if config.upload.enabled:
+            agent.uploads = Uploads(agent)
     except BaseException:
         opened.file.disk.close()
         raise
     return agent
+
+
+def _decoder(samples: SampleOptions) -> PayloadDecoder | None:
+    """Return what makes numbers of files, where samples are files."""
+    if samples.decoder is None:
+        return None
+    return PayloadDecoder(samples.decoder, samples.shape, samples.decoded_numbers)
 
 
 def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> None:
@@ -290,24 +403,38 @@ def _check_waiting(config: AgentConfig, layout: StoreLayout, stored: int) -> Non
         )
 
 
-def budget_for(config: AgentConfig, samples: int) -> int:
+def budget_for(config: AgentConfig, count: int) -> int:
     """Return the smallest budget in bytes that holds this many samples beside all else."""
-    learner = learner_of(config.model, config.samples.shape, config.samples.labels)
-    privacy = config.method.privacy if config.accounted else None
-    state = _state_bytes(_state_spec(config, learner, privacy))
-    state += COPIES * _RULE_BYTES * bool(config.method.rules)
+    state = _state_within(config)
 
     def state_of(options: StoreOptions) -> int:
         """Erased ids are all that a budget changes of it."""
         return state + options.erasure_bytes - config.store.erasure_bytes
 
-    return least_budget(config.store, config.form, state_of, samples)
+    return least_budget(config.store, config.form, state_of, count)
+
+
+def slots_within(config: AgentConfig) -> int:
+    """Return how many samples the budget of a configuration holds; 0 where it holds none."""
+    try:
+        return plan(config.store, config.form, _state_within(config)).capacity
+    except ConfigError:
+        return 0
+
+
+def _state_within(config: AgentConfig) -> int:
+    """Return the bytes of what the device commits besides samples."""
+    samples = config.samples
+    learner = learner_of(config.model, samples.shape, samples.count, samples.numbers)
+    privacy = config.method.privacy if config.accounted else None
+    state = _state_bytes(_state_spec(config, learner, privacy))
+    return state + COPIES * _RULE_BYTES * bool(config.method.rules)
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.method.policy, config.samples.labels)
+    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
     none = np.zeros(regions.count, dtype=np.int64)
-    return build_memory_store(config.method, none, config.samples.labels)
+    return build_memory_store(config.method, none, config.samples.count)
 
 
 def _rules_over(config: AgentConfig, index: MemoryStore, store: DurableStore) -> RuleBook | None:
@@ -322,12 +449,17 @@ def _rules_over(config: AgentConfig, index: MemoryStore, store: DurableStore) ->
     def groups_of(note: SampleMetadata) -> list[tuple[int, int]]:
         held_by = [numbers[name] for name in note.rules if name in numbers]
         return [
-            (number, rules.group(rules.rules[number], note.label, note.source, note.wall))
+            (number, rules.group(rules.rules[number], note.label, note.source, _time_of(note)))
             for number in held_by
         ]
 
     store.groups_of = groups_of
     return rules
+
+
+def _time_of(note: SampleMetadata) -> float:
+    """Return a sample's own time, or that of its arrival."""
+    return note.wall if math.isnan(note.time) else note.time
 
 
 def _make_device(
@@ -338,13 +470,14 @@ def _make_device(
     draw_seed: int,
     rules: RuleBook | None = None,
 ) -> Device:
-    regions = regions_for(config.method.policy, config.samples.labels)
+    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
     return build_device(
         config.method,
         learner,
         capacity=capacity,
         sample_shape=config.samples.shape,
-        labels=config.samples.labels,
+        labels=config.samples.count,
+        targets=config.samples.numbers,
         regions=regions,
         store=store,
         meter=VelocityMeter(regions.count, _HOUR, _BUCKETS, least=10.0),
@@ -372,7 +505,7 @@ def _state_spec(config: AgentConfig, learner: Learner, privacy: PrivacyOptions |
         "identity": DeviceName(),
         "pacer": CommitPacer(0.0, 0, int),
     }
-    return spec_parts(parts) | release_state_spec(privacy, learner.gradient_size)
+    return spec_parts(parts) | release_state_spec(privacy, config.method.exchange.size(learner))
 
 
 def _state_bytes(spec: StateSpec) -> int:
@@ -399,9 +532,15 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             why = f"the privacy ledger cannot be written ({error.strerror}); nothing was sent"
             raise RejectedError("disk", why) from error
 
-    size = agent.device.learner.gradient_size
+    device = agent.device
     agent.door = ReleasePipeline(
-        privacy, size, agent.require_commit, lock=agent.lock, ledger=spendings, keep=keep
+        privacy,
+        device.exchange.size(device.learner),
+        agent.require_commit,
+        lock=agent.lock,
+        ledger=spendings,
+        keep=keep,
+        encoding="float32" if device.gist is None else device.gist.options.encoding,
     )
 
 
@@ -434,7 +573,9 @@ def _try_model(model: Table, shape: tuple[int, ...]) -> None:
     try_model(Path(str(model["path"])), sha256, shape, float(seconds))
 
 
-def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
+def check_model(
+    learner: Learner, shape: tuple[int, ...], labels: int, targets: NumberTargets | None = None
+) -> None:
     """Has the model look at one sample of zeros, before anything is written."""
     try:
         model, sample = (np.zeros(size, dtype=np.float32) for size in (learner.size, (1, *shape)))
@@ -451,7 +592,13 @@ def check_model(learner: Learner, shape: tuple[int, ...], labels: int) -> None:
             f"[model] does not take samples of [samples] shape = {list(shape)}: {reason}; "
             "set the shape it was made for"
         ) from None
-    if outputs.shape != (1, labels):
+    if targets is not None:
+        if outputs.shape != (1, targets.width):
+            raise ConfigError(
+                f"[model] has {outputs.shape[-1]} outputs, but a target of [samples] has "
+                f"{targets.width}: set width to the model's"
+            )
+    elif outputs.shape != (1, labels):
         raise ConfigError(
             f"[model] has {outputs.shape[-1]} outputs, but [samples] labels = {labels}: "
             "set labels to the model's"
@@ -463,7 +610,11 @@ def _carried_over(state: State, opened: Opened, spec: StateSpec) -> State:
     before, now = opened.before, opened.now
     _, misfits = drop_misfits(state, spec)
     divided = [name for name in misfits if (form := find_spec(spec, name)) and not form.learned]
-    if before["labels"] != now["labels"]:
+    if before.get("edges") != now.get("edges"):
+        log.warning(
+            "[samples] edges is another than before: samples stay, model, plan and rates begin anew"
+        )
+    elif before["labels"] != now["labels"]:
         log.warning(
             "[samples] labels was %d and is %d: samples stay, model, plan and rates begin anew",
             before["labels"],

@@ -100,6 +100,11 @@ class Label:
     form: dict[str, Any]
     """What the owner of the file writes down about its blobs, as JSON."""
 
+    def fits(self, *later: str) -> bool:
+        """Whether there is room for it in its page, also with these numbers put into it later."""
+        numbers = len(json.dumps(dict.fromkeys(later, 1 << 62)))
+        return len(self.encode().rstrip(b"\0")) + numbers <= PAGE
+
     def encode(self) -> bytes:
         """Return the label as a page."""
         body = json.dumps({"format": FORMAT, **asdict(self.geometry), "form": self.form}).encode()

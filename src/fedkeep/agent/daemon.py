@@ -13,17 +13,21 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import IngestQueue, Source
-from fedkeep.agent.assembly import AgentConfig, assemble
+from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
+from fedkeep.agent.remote import Remote, RestartError, SettingsFile, under_settings
 from fedkeep.agent.service import Service, serve_metrics
+from fedkeep.agent.uploads import Uploads
 from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
+RESTARTED = "FEDKEEP_RESTARTED"
+"""Set in the environment of an agent that started itself anew: it yields to others already."""
 _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
@@ -88,9 +92,9 @@ def _read(intake: IngestQueue, errors: list[FedkeepError], source: Source, *, on
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
+def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> None:
     """Run the agent until a signal asks it to stop, or until all sources have ended."""
-    if until_sources_end and not config.sources:
+    if until_sources_end and not all(config.sources for config in configs):
         raise ConfigError(
             "there is no [[source]] that could end: add one, or leave --until-sources-end out"
         )
@@ -98,28 +102,116 @@ def run(config: AgentConfig, *, until_sources_end: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with ExitStack() as stack:
-        agent = assemble(config)
-        stack.callback(agent.store.file.disk.close)
-        stack.callback(serve_metrics(agent))
-        agent.remove_expired()
-        agent.commit()
-        for source in config.sources:
-            source.set_device(agent.identity.name)
-            source.open()
-            stack.callback(source.close)
-        os.nice(config.agent.nice)
+        agents = [_prepared(config, stack) for config in configs]
+        remotes = [agent.remote for agent in agents if agent.remote is not None]
+        for remote in remotes:
+            remote.stop = stop.set
+        stack.callback(serve_metrics(*agents))
+        for agent in agents:
+            for source in agent.config.sources:
+                source.set_device(agent.identity.name)
+                source.open()
+                stack.callback(source.close)
+        if RESTARTED not in os.environ:
+            os.nice(configs[0].agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
-        stack.enter_context(closing(Service(agent)))
-        introduce(agent)
-        _value(agent, stop, until_sources_end=until_sources_end)
+        stack.enter_context(closing(Service(*agents)))
+        ended = watch(lambda: all(agent.alive() for agent in agents))
+        stack.callback(ended.set)
+        started = threading.Barrier(len(agents), lambda: notify("READY=1"))
+        if len(agents) == 1:
+            _run_stream(agents[0], stop, started, until_sources_end=until_sources_end)
+        else:
+            _run_streams(agents, stop, started, until_sources_end=until_sources_end)
+    if any(remote.is_due.is_set() for remote in remotes):
+        raise RestartError
 
 
-def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> None:
+def _prepared(own: AgentConfig, stack: ExitStack) -> Agent:
+    """Return an agent with its store open, which the stack closes.
+
+    Where settings on trial let it not come up, they are taken back, and it starts anew.
+    """
+    parse = partial(parse_config, stream=own.stream)
+    try:
+        config = under_settings(own, parse)
+        agent = assemble(config)
+        if own.remote.key_file is not None:
+            agent.remote = Remote(agent, parse, own)
+    except FedkeepError as error:
+        if own.remote.key_file is not None and (file := SettingsFile(own.store.file)).book.trying:
+            file.reject(str(error))
+            raise RestartError from error
+        if not own.stream or not isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"stream '{own.stream}': {error}") from error
+    stack.callback(agent.store.file.disk.close)
+    agent.remove_expired()
+    agent.commit()
+    return agent
+
+
+def _run_streams(
+    agents: Sequence[Agent],
+    stop: threading.Event,
+    started: threading.Barrier,
+    *,
+    until_sources_end: bool,
+) -> None:
+    """Run several streams side by side; where one fails, the others end as when told to."""
+    errors: list[BaseException] = []
+
+    def run_one(agent: Agent) -> None:
+        try:
+            _run_stream(agent, stop, started, until_sources_end=until_sources_end)
+        except BaseException as error:  # noqa: BLE001 - it is raised again where all are waited for
+            errors.append(error)
+            stop.set()
+
+    threads = [
+        threading.Thread(target=run_one, args=(agent,), name=f"stream {agent.config.stream}")
+        for agent in agents
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _run_stream(
+    agent: Agent, stop: threading.Event, started: threading.Barrier, *, until_sources_end: bool
+) -> None:
+    introduce(agent)
+    with ExitStack() as stack:
+        if agent.uploads is not None:
+            stack.enter_context(_uploading(agent.uploads))
+        if agent.remote is not None:
+            stack.enter_context(agent.remote.watching())
+        _value(agent, stop, started, until_sources_end=until_sources_end)
+
+
+@contextmanager
+def _uploading(uploads: Uploads) -> Iterator[None]:
+    """Send samples in a thread of its own, for as long as the block lasts."""
+    stopped = threading.Event()
+    name = threading.current_thread().name
+    threading.Thread(target=uploads.run, args=(stopped,), name=name, daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
+
+
+def _value(
+    agent: Agent, stop: threading.Event, started: threading.Barrier, *, until_sources_end: bool
+) -> None:
     errors: list[FedkeepError] = []
     agent.intake.ends = until_sources_end
     read = partial(_read, agent.intake, errors, once=until_sources_end)
     readings = [
-        threading.Thread(target=read, args=(source,), daemon=True)
+        threading.Thread(target=read, args=(source,), name=_thread_name(agent), daemon=True)
         for source in agent.config.sources
     ]
     for reading in readings:
@@ -131,8 +223,7 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
 
     frugality, voice = CpuThrottle(agent.config.agent.cpu_cap), ProgressLogger(agent)
     frugality.give_back()
-    notify("READY=1")
-    ended = watch(agent.alive)
+    started.wait()
     while not stop.is_set():
         reads = any(reading.is_alive() for reading in readings) or agent.disk_error
         done = until_sources_end and not reads
@@ -154,7 +245,6 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
     for source, reading in zip(agent.config.sources, readings, strict=True):
         if source.settles:
             reading.join(max(0.0, last - time.monotonic()))
-    ended.set()
     refused = voice.conclude()
     if errors:
         raise errors[0]
@@ -169,17 +259,25 @@ def _value(agent: Agent, stop: threading.Event, *, until_sources_end: bool) -> N
         )
 
 
+def _thread_name(agent: Agent) -> str | None:
+    """Return how threads of a stream are called, by which the log names it."""
+    return f"stream {agent.config.stream}" if agent.config.stream else None
+
+
 def introduce(agent: Agent) -> None:
     """Log what this agent is, how many samples fit, and what it waits for."""
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
+    room, waits = agent.device.waiting, ""
+    if room is not None:
+        waits = f"; {room.slots} more may wait for their labels, {len(room)} do"
     log.info(
         "policy %s (%s), model %s, samples of %s %s and %d labels; "
-        "room for %d samples in %d bytes, %d each; %d stored",
+        "room for %d samples in %d bytes, %d each; %d stored%s",
         config.method.policy_name, config.preset, model, shape, config.samples.dtype,
-        config.samples.labels, agent.device.capacity, geometry.size, geometry.cell_size,
-        len(agent.store),
+        config.samples.count, agent.device.capacity, geometry.size, geometry.cell_size,
+        len(agent.store), waits,
     )  # fmt: skip
     if agent.model_date.round < 0:
         lent = ", and slots of labels that have not come are lent to the others" * (
@@ -218,7 +316,8 @@ class ProgressLogger:
         self._agent = agent
         self._told = self._start = Counter(agent.counters)
         self._next, self._next_live = time.monotonic() + _FIRST_SECONDS, 0.0
-        self._live = sys.stderr.isatty()
+        # Several streams would write over each other's line.
+        self._live = sys.stderr.isatty() and not agent.config.stream
 
     def speak(self) -> None:
         """Log or show what has changed, if it is time; called often."""

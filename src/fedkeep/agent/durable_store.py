@@ -3,7 +3,9 @@
 The core's in-memory store decides, this one makes its decisions survive a power cut.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -17,13 +19,13 @@ from fedkeep.agent.record import (
     SampleForm,
     SampleMetadata,
     Verdict,
-    join_name,
+    join_content,
     origin_of,
-    split_name,
+    split_content,
 )
 from fedkeep.agent.retention import AgeClock
-from fedkeep.core.errors import ConfigError
-from fedkeep.core.protocols import OfferResult, Outcome
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
+from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.rules.store import HELD, HeldSample, RuledStore
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
@@ -67,7 +69,7 @@ class DurableStore:
     label, like one that is corrected, comes with a record that takes the former one's place.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one journal's parts
         self,
         file: CellFile,
         index: MemoryStore,
@@ -75,9 +77,11 @@ class DurableStore:
         log: DecisionLog,
         clock: AgeClock,
         capacity: int,
+        sample_cells: int = 0,
+        decode: Callable[[bytes], AnyArray] | None = None,
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
-        self.stored, self.ranks = index.stored, index.ranks
+        self.ranks = index.ranks
         self.mark_used, self.expire = index.mark_used, index.expire
         self.label_of = index.label_of
         self.log, self.clock = log, clock
@@ -89,7 +93,19 @@ class DurableStore:
         """What the samples of that batch were called, by their ids, where the id is not the name
         itself.
         """
+        self.times: dict[int, float] = {}
+        """The own times of the records of that batch, by their ids."""
+        self.payloads: dict[int, bytes] = {}
+        """The files of that batch, by their ids, where samples are files."""
         self.name_bytes = form.name_bytes
+        self._form, self._decode = form, decode
+        self._sample_cells, self._used_cells = sample_cells, 0
+        """How many cells the samples may take, and take; counted where samples are files."""
+        self._files: dict[int, bytes] = {}
+        """The files that are stored, by their samples' ids; those that wait for a label, too."""
+        self._released: dict[int, bytes] = {}
+        """The files of samples that waited and got their label, until they are offered."""
+        self._targets, self._width = form.targets, form.target_width
         self._capacity, self._discounts = capacity, form.discounts
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
@@ -127,8 +143,10 @@ class DurableStore:
         """Of the names of sources, with those of rules."""
         self.groups_of: Callable[[SampleMetadata], list[tuple[int, int]]] | None = None
         """Tells the rules that held a sample, and its group under each; None without rules."""
+        self._remembered: dict[int, SampleMetadata] = {}
+        """What a rule needs to know of a sample of the batch, if it holds it later on."""
         if isinstance(index, RuledStore):
-            index.tag = lambda id_: self.names.get(id_, "")
+            index.tag = lambda id_: (self._remembered.get(id_), self.payloads.get(id_))
         self.readable = False
         """Whether all that samples cannot be read without is on the disk.
 
@@ -142,26 +160,40 @@ class DurableStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples; what is kept is written by the next commit."""
-        outcome = self._index.offer(batch, regions, scores, arrivals)
+        labels, targets = self._labelled(batch)
+        self._remember(batch.ids, labels, targets)
+        if self._decode is not None:
+            # The files are kept, and the numbers made again when they are wanted.
+            slim = Batch(np.zeros((len(batch), 0), np.float32), batch.y, batch.ids)
+            outcome = self._index.offer(slim, regions, scores, arrivals)
+        else:
+            outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
-        self.log.add_refusals(batch, arrivals, outcome, self.model_version, wall)
-        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, batch.y)
+        self.log.add_refusals(labels, batch.ids, arrivals, outcome, self.model_version, wall)
+        columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, labels)
         for i in np.flatnonzero(~refused | (outcome.evicted >= 0)).tolist():
             if refused[
                 i
             ]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            known = [column[i].item() for column in columns]
+            id_, arrival, score, floor, displaced, label = (c[i].item() for c in columns)
             note = SampleMetadata(
-                *known,
+                id_,
+                arrival,
+                score,
+                floor,
+                displaced,
+                label,
                 self.model_version,
                 taken,
                 wall,
                 self.source,
                 int(regions[i]),
-                name=self.names.get(known[0], "") if self.name_bytes else "",
+                name=self.names.get(id_, "") if self.name_bytes else "",
+                target=targets[i],
+                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
             )
             note = self._with_rules(note)
             fate = outcome.results[i]
@@ -169,20 +201,150 @@ class DurableStore:
             if (before := self._before.pop(note.id, None)) is not None:
                 # What bounds its stay counts from when it first came.
                 note = note._replace(
-                    taken=before.taken, wall=before.wall, source=before.source, name=before.name
+                    taken=before.taken,
+                    wall=before.wall,
+                    source=before.source,
+                    name=before.name,
+                    time=before.time,
                 )
             if fate != OfferResult.REFRESHED:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
-                row = (
-                    self._settled.get(batch.x[i].tobytes())
-                    or self.codec.encode(batch.x[i : i + 1])[0]
-                )
-                content = join_name(row, note.name, self.name_bytes)
+                content = join_content(self._row(batch, i), note, self._form)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
                 self._name_origin(note)
         self._before.clear()
+        self._released.clear()
         self._follow_rules()
+        if self._decode is not None:
+            self._fit(batch, outcome)
         return outcome
+
+    def _row(self, batch: Batch, place: int) -> bytes:
+        """Return a sample of a batch as it is stored."""
+        if self._decode is not None:
+            id_ = int(batch.ids[place])
+            return self._keep_file(id_)
+        x = batch.x[place : place + 1]
+        return self._settled.get(x[0].tobytes()) or self.codec.encode(x)[0]
+
+    def _keep_file(self, id_: int) -> bytes:
+        """Return the file of a sample that is offered, or got its label, and count it as kept."""
+        payload = self._released.get(id_) or self.payloads[id_]
+        self._files[id_] = payload
+        self._used_cells += self._cells(payload)
+        return payload
+
+    def _cells(self, payload: bytes) -> int:
+        """Return the cells that a file takes at most."""
+        rest = self._form.content_bytes - (self._form.payload_bytes or 0)
+        return -(-(META_BYTES + len(payload) + rest) // self.file.room)
+
+    def _fit(self, batch: Batch, outcome: Outcome) -> None:
+        """Let the samples go that rank lowest while their files take more than there is."""
+        if self._used_cells <= self._sample_cells:
+            return
+        places = {id_: place for place, id_ in enumerate(batch.ids.tolist())}
+        going = []
+        beyond = self._used_cells - self._sample_cells
+        for id_ in self._lowest_first():
+            beyond -= self._cells(self._files[id_])
+            going.append(id_)
+            if id_ in places:
+                outcome.results[places[id_]] = OfferResult.REFUSED
+            if beyond <= 0:
+                break
+        self._remove(going, Verdict.DROPPED)
+
+    def _lowest_first(self) -> list[int]:
+        """Return the stored samples in the order in which they make way for larger files.
+
+        Always one of the region that holds the most bytes, so that no label pays for another's.
+        """
+        ranks = self.ranks()
+        order = np.lexsort((ranks["arrivals"], ranks["effective"], ranks["tiers"])).tolist()
+        ids, regions = ranks["ids"].tolist(), ranks["regions"].tolist()
+        waiting: dict[int, list[int]] = {}
+        for place in reversed(order):
+            waiting.setdefault(regions[place], []).append(ids[place])
+        held = {
+            region: sum(len(self._files[id_]) for id_ in own) for region, own in waiting.items()
+        }
+        found = []
+        while any(waiting.values()):
+            fullest = max((r for r in waiting if waiting[r]), key=lambda region: held[region])
+            found.append(waiting[fullest].pop())
+            held[fullest] -= len(self._files[found[-1]])
+        return found
+
+    def stored(self) -> Stored:
+        """Give what is stored, oldest arrival first; the numbers of files are made anew."""
+        found = self._index.stored()
+        if self._decode is None:
+            return found
+        return replace(found, batch=replace(found.batch, x=self.samples(found.batch.ids.tolist())))
+
+    def samples(self, ids: Sequence[int]) -> AnyArray:
+        """Return the numbers of stored files.
+
+        Raises
+        ------
+        RejectedError
+            If one can no longer be decoded.
+        """
+        assert self._decode is not None
+        x = np.zeros((len(ids), *self._form.shape), np.float32)
+        for place, id_ in enumerate(ids):
+            try:
+                x[place] = self._decode(self._files[id_])
+            except FedkeepError as error:
+                name = (self.records.get(id_) or self.unlabelled[id_]).name or str(id_)
+                raise RejectedError(
+                    "payload",
+                    f"the decoder no longer reads the stored sample {name} ({error}): set "
+                    f"[samples] decoder as it was, or `fedkeep agent erase --id {name}`",
+                ) from None
+        return x
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of the budget that one stored sample takes; of files, on average."""
+        cell = self.file.geometry.cell_size
+        return cell * self._used_cells // max(1, len(self._files)) if self._files else cell
+
+    def bytes_of(self, note: SampleMetadata) -> int:
+        """Bytes of the budget that a stored sample takes."""
+        payload = self._files.get(note.id)
+        return self.file.geometry.cell_size * (1 if payload is None else self._cells(payload))
+
+    def numbers(self, id_: int) -> AnyArray:
+        """Return the numbers of a stored sample."""
+        if self._decode is not None:
+            return np.asarray(self.samples([id_])[0])
+        if isinstance(self._index, RuledStore) and (held := self._index.held(id_)) is not None:
+            return held.x
+        batch = self.stored().batch
+        return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
+
+    def content(self, id_: int) -> bytes:
+        """Return the file of a stored sample, or its numbers as little-endian float32."""
+        payload = self._files.get(id_)
+        return self.numbers(id_).astype("<f4").tobytes() if payload is None else payload
+
+    def arrivals(self) -> dict[int, int]:
+        """Return the arrival number of each stored sample, by which `notes` are in order."""
+        ranks = self.ranks()
+        return dict(zip(ranks["ids"].tolist(), ranks["arrivals"].tolist(), strict=True))
+
+    def payload(self, id_: int) -> bytes | None:
+        """Return the file of a stored sample, where samples are files."""
+        return self._files.get(id_)
+
+    def _labelled(self, batch: Batch) -> tuple[IntArray, list[tuple[float, ...]]]:
+        """Give the label of each sample, or the interval of its target; and the targets."""
+        if self._targets is None:
+            return batch.y, [()] * len(batch)
+        rows = batch.y.reshape(len(batch), self._width).tolist()
+        return self._targets.assign(batch.y), list(map(tuple, rows))
 
     def _with_rules(self, note: SampleMetadata) -> SampleMetadata:
         """Note the rules that hold a sample."""
@@ -203,31 +365,55 @@ class DurableStore:
             note = self._with_rules(known or self._late_note(sample))
             if note == known:
                 continue
-            place = None
+            place, file = None, self._files.get(sample.id, sample.tag[1])
             if known is None:
                 self.log.add(note, Verdict.KEPT)
             else:
                 place = self._discard(sample.id)
-                self._swaps = True
-            [row] = self.codec.encode(sample.x[None])
+            if self._decode is None:
+                [row] = self.codec.encode(sample.x[None])
+            else:
+                self._released[sample.id] = file
+                row = self._keep_file(sample.id)
             self.records[note.id] = note
-            self._late[note.id] = join_name(row, note.name, self.name_bytes), place
+            self._late[note.id] = join_content(row, note, self._form), place
             self._name_origin(note)
+        self._released.clear()
+
+    def _remember(
+        self, ids: IntArray, labels: IntArray, targets: Sequence[tuple[float, ...]]
+    ) -> None:
+        """Note what is known of a batch, where a rule may hold samples of it later on."""
+        if not isinstance(self._index, RuledStore) or not self._index.remembers:
+            return
+        self._remembered = {
+            id_: SampleMetadata(
+                id_,
+                label=label,
+                name=self.names.get(id_, "") if self.name_bytes else "",
+                target=target,
+                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+            )
+            for id_, label, target in zip(ids.tolist(), labels.tolist(), targets, strict=True)
+        }
 
     def _late_note(self, sample: HeldSample) -> SampleMetadata:
         """Return what is known of a sample that was not kept when it came."""
-        return SampleMetadata(
-            sample.id,
-            sample.arrival,
-            sample.score,
-            label=sample.y,
+        note: SampleMetadata = sample.tag[0] or SampleMetadata(sample.id)
+        return note._replace(
+            arrival=sample.arrival,
+            score=sample.score,
             model_version=self.model_version,
             taken=self.clock.now(),
             wall=self.clock.wall(),
             source=self.source,
             region=sample.region,
-            name=(sample.tag or "") if self.name_bytes else "",
         )
+
+    def log_forbidden(self, batch: Batch, rule: str) -> None:
+        """Log samples that a rule never stores."""
+        labels, _ = self._labelled(batch)
+        self.log.add_forbidden(labels, batch.ids, rule, self.clock.wall())
 
     def holders(self, id_: int) -> list[str]:
         """Return the names of the rules that hold a stored sample."""
@@ -239,22 +425,19 @@ class DurableStore:
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
         note = self.records[id_]._replace(label=label, region=region, score=score)
-        [row] = self.codec.encode(self._numbers_of(id_)[None])
+        file = self._files.get(id_)
+        if file is None:
+            [row] = self.codec.encode(self.numbers(id_)[None])
         place = self._discard(id_)
+        if file is not None:
+            self._released[id_] = file
+            row = self._keep_file(id_)
         self.records[id_] = note
-        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self.staged[id_] = join_content(row, note, self._form), place
         self._swaps = True
         model, wall = self.model_version, self.clock.wall()
         self.log.add(note._replace(model_version=model, wall=wall, displaced=-1), Verdict.CORRECTED)
         return self._let_go(self._index.relabel(id_, label, region, score), Verdict.DROPPED)
-
-    def _numbers_of(self, id_: int) -> AnyArray:
-        """Return a stored sample, whether the policy keeps it or a rule."""
-        index = self._index
-        if isinstance(index, RuledStore) and (held := index.held(id_)) is not None:
-            return held.x
-        batch = index.stored().batch
-        return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
 
     def waits(self, id_: int, x: AnyArray, arrival: int, displaced: int | None) -> None:
         """Stage a sample without a label, in the place of the one it displaced, if any."""
@@ -272,24 +455,30 @@ class DurableStore:
             wall=self.clock.wall(),
             source=self.source,
             name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
         )
         self.log.add(note, Verdict.WAITING)
         # Where a damaged file gives back too many, those that never were scored go first.
         note = note._replace(score=-np.inf)
-        row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
+        if self._decode is not None:
+            row = self._keep_file(id_)
+        else:
+            row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
         self.unlabelled[id_] = note
-        self.staged[id_] = join_name(row, note.name, self.name_bytes), place
+        self.staged[id_] = join_content(row, note, self._form), place
         self._name_origin(note)
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
-        note = self.unlabelled[id_]
+        note, file = self.unlabelled[id_], self._files.get(id_)
         place = self._discard(id_)
         if place is not None:
             self._obsolete.append(place)
         if how in (Departure.LABELLED, Departure.PSEUDO):
             self._before[id_] = note
             self._swaps = True
+            if file is not None:
+                self._released[id_] = file
         else:
             self._log_left(id_, Verdict.UNLABELLED)
 
@@ -298,7 +487,10 @@ class DurableStore:
         notes = [note for note in self.unlabelled.values() if note.id in self._waiting_rows]
         ids = np.array([note.id for note in notes], dtype=np.int64)
         arrivals = np.array([note.arrival for note in notes], dtype=np.int64)
-        x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
+        if self._decode is not None:
+            x = self.samples([note.id for note in notes])
+        else:
+            x = self.codec.decode([self._waiting_rows[note.id] for note in notes])
         self._waiting_rows = {}
         return x, ids, arrivals
 
@@ -354,8 +546,13 @@ class DurableStore:
         if quotas is None or not self._index.would_hold(held, quotas):
             rest, extra = divmod(max(0, self._capacity - int(held.sum())), len(held))
             quotas = held + rest + (np.arange(len(held)) < extra)
-        x = self.codec.decode([self._samples[note.id] for note in notes])
-        y = np.array([note.label for note in notes], dtype=np.int64)
+        if self._decode is not None:
+            x: AnyArray = np.zeros((len(notes), 0), np.float32)
+        else:
+            x = self.codec.decode([self._samples[note.id] for note in notes])
+        y: AnyArray = np.array([note.label for note in notes], dtype=np.int64)
+        if self._targets is not None:
+            y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._hold_again(notes + held_alone)
         self._samples, self._ranks = {}, {}
@@ -369,9 +566,12 @@ class DurableStore:
         for note in sorted(notes, key=lambda note: note.arrival):
             if not note.rules:
                 continue
-            [x] = self.codec.decode([self._samples[note.id]])
-            tag = note.name or None
-            sample = HeldSample(note.id, x, note.label, note.region, note.score, note.arrival, tag)
+            x: AnyArray = np.zeros(0, np.float32)
+            if self._decode is None:
+                [x] = self.codec.decode([self._samples[note.id]])
+            y = note.label if self._targets is None else self._targets.settled([note.target])[0]
+            tag = (note, None)
+            sample = HeldSample(note.id, x, y, note.region, note.score, note.arrival, tag)
             index.hold_again(sample, self.groups_of(note))
         unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
         self._let_go([*unheld], Verdict.DROPPED)
@@ -417,18 +617,21 @@ class DurableStore:
 
         Returns how many there were.
         """
-        ids = [*ids]
+        gone = [id_ for id_ in ids if id_ in self.records]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
-        gone = np.array([id_ for id_ in ids if id_ in self.records], dtype=np.int64)
-        self._index.remove(gone.tolist())
-        self._settled = {}
-        self.log.forget(np.concatenate([gone, np.array(waited, dtype=np.int64)]))
+        self.log.forget(np.array(gone + waited, dtype=np.int64))
         for id_ in waited:
             place = self._discard(id_)
             if place is not None:
                 self._obsolete.append(place)
             self._log_left(id_, verdict)
-        return len(waited) + len(self._let_go(gone.tolist(), verdict))
+        return len(waited) + len(self._remove(gone, verdict))
+
+    def _remove(self, ids: list[int], verdict: Verdict) -> list[int]:
+        """Take samples out of memory; the next commit takes them out of the file."""
+        self._index.remove(ids)
+        self._settled = {}
+        return self._let_go(ids, verdict)
 
     def load(self, blobs: list[Blob]) -> State:
         """Take over what a file holds.
@@ -438,6 +641,7 @@ class DurableStore:
         self.records, self._blobs, self.unlabelled = {}, {}, {}
         self._samples, self.staged, self._waiting_rows = {}, {}, {}
         self._before, self._swaps = {}, False
+        self._files, self._used_cells = {}, 0
         newest = record.newest_of(blobs)
         self._obsolete = sorted(
             {blob.number for blob in blobs} - {blob.number for blob in newest.values()}
@@ -448,17 +652,22 @@ class DurableStore:
         self._sources = restore_codec(self.codec, state, newest)
         self.readable = self.codec.ready
         for blob in (blob for name, blob in newest.items() if isinstance(name, int)):
-            note = record.decode_note(blob, self._sources)
-            row, name = split_name(blob.data[META_BYTES:], self.name_bytes)
+            row, note = split_content(blob, record.decode_note(blob, self._sources), self._form)
             self._blobs[note.id] = blob.number
             if note.label == UNLABELLED:
-                self.unlabelled[note.id] = note._replace(name=name)
+                self.unlabelled[note.id] = note
                 self._waiting_rows[note.id] = row
                 continue
+            if self._targets is not None:  # by the intervals of now, whatever they were
+                [label] = self._targets.assign(np.array([note.target])).tolist()
+                note = note._replace(label=label)
             self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0, name=name
+                region=note.label if self._index.regions > 1 else 0
             )
             self._samples[note.id] = row
+        if self._decode is not None:
+            self._files = self._samples | self._waiting_rows
+            self._used_cells = sum(map(self._cells, self._files.values()))
         self._ranks = {name: array for name, array in state.items() if name.startswith(_RANKS)}
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
@@ -529,6 +738,8 @@ class DurableStore:
     def _discard(self, id_: int) -> int | None:
         """Forgets a sample; returns the blob that it was, or whose place it was to take."""
         self.records.pop(id_, None)
+        if (payload := self._files.pop(id_, None)) is not None:
+            self._used_cells -= self._cells(payload)
         if (late := self._late.pop(id_, None)) is not None:
             return late[1]
         self.unlabelled.pop(id_, None)

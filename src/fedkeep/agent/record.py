@@ -9,12 +9,14 @@ import json
 import math
 import struct
 import zlib
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +25,8 @@ from fedkeep.agent.cells import FAR
 from fedkeep.config.canonical import stored_name
 from fedkeep.core.policy import POLICIES
 from fedkeep.core.protocols import OfferResult, Outcome
-from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, State, StateSpec
+from fedkeep.core.targets import NumberTargets
+from fedkeep.core.types import AnyArray, ArraySpec, IntArray, State, StateSpec
 from fedkeep.encoding import EncodingName, SampleCodec
 from fedkeep.protocol.messages import Reason
 
@@ -69,6 +72,10 @@ class SampleMetadata(NamedTuple):
     uses: int = 0
     name: str = ""
     """Its id as it came, where that is not the number itself and was short enough to be kept."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
+    time: float = math.nan
+    """The record's own time, in seconds since 1970; NaN where it said none or there was no room."""
     rules: tuple[str, ...] = ()
     """The names of the rules that held or limited it when it was stored."""
     apart: bool = False
@@ -113,6 +120,50 @@ def origin_of(note: SampleMetadata) -> str:
     return f"{note.source}{_WITH_RULES}{_APART * note.apart}{_JOINT.join(note.rules)}"
 
 
+def join_extras(content: bytes, note: SampleMetadata, most: int) -> bytes:
+    """Return an encoded sample with what its record said of itself, in up to `most` bytes.
+
+    >>> note = SampleMetadata(1, time=1.75e9)
+    >>> content = join_extras(b"row", note, 16)
+    >>> split_extras(content, 16)
+    (b'row', {'time': 1750000000.0})
+    >>> split_extras(join_extras(b"row", note, 4), 4)
+    (b'row', {})
+    """
+    if not most:
+        return content
+    extras = b"" if math.isnan(note.time) else msgspec.msgpack.encode({"time": note.time})
+    extras = extras if len(extras) <= most else b""
+    return content + extras + bytes([len(extras)])
+
+
+def split_extras(content: bytes, most: int) -> tuple[bytes, dict[str, Any]]:
+    """Return an encoded sample and what else is known of it, as `join_extras` put them together."""
+    if not most:
+        return content, {}
+    end = len(content) - 1
+    start = max(0, end - content[end])
+    if start == end:
+        return content[:start], {}
+    return content[:start], msgspec.msgpack.decode(content[start:end])
+
+
+def join_content(row: bytes, note: SampleMetadata, form: "SampleForm") -> bytes:
+    """Return an encoded sample with all that is kept behind it."""
+    named = join_name(join_extras(row, note, form.extra_bytes), note.name, form.name_bytes)
+    return join_target(note.target, named)
+
+
+def split_content(
+    blob: Blob, note: SampleMetadata, form: "SampleForm"
+) -> tuple[bytes, SampleMetadata]:
+    """Return the encoded sample of a record, and its note with what is kept behind the sample."""
+    target, content = split_target(blob.data[META_BYTES:], form.target_width)
+    content, name = split_name(content, form.name_bytes)
+    row, extras = split_extras(content, form.extra_bytes)
+    return row, note._replace(name=name, target=target, **extras)
+
+
 def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> tuple[int, bytes]:
     """Return a blob for a record: the note, and the sample as its codec encoded it.
 
@@ -125,12 +176,31 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
+def join_target(target: Sequence[float], row: bytes) -> bytes:
+    """Return an encoded sample with the numbers to predict before it, eight bytes each.
+
+    >>> split_target(join_target((12.5,), b"row"), 1)
+    ((12.5,), b'row')
+    >>> split_target(join_target((), b"row"), 0)
+    ((), b'row')
+    """
+    return np.asarray(target, dtype="<f8").tobytes() + row
+
+
+def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
+    """Return the numbers to predict and the encoded sample, as `join_target` put them together."""
+    end = 8 * width
+    return tuple(np.frombuffer(content[:end], dtype="<f8").tolist()), content[end:]
+
+
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
-    *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
+    id_, arrival, score, floor, displaced, *rest = _NOTE.unpack_from(blob.data)
+    label, model, taken, wall, source = rest
     origin = sources[source] if source < len(sources) else ""
     name, _, rules = origin.partition(_WITH_RULES)
-    note = SampleMetadata(*known, label, model, float(taken), wall, name, label)
+    came = (id_, arrival, score, floor, displaced, label, model)
+    note = SampleMetadata(*came, float(taken), wall, name, label)
     if not rules:
         return note
     names = tuple(rules.removeprefix(_APART).split(_JOINT))
@@ -152,15 +222,57 @@ class SampleForm:
     """Whether its score counts for less after use: then there is more to keep of its rank."""
     name_bytes: int = 0
     """The longest name that is kept with it; 0: none is."""
+    targets: NumberTargets | None = None
+    """What its targets look like that are numbers; None: it has a label."""
+
+    extra_bytes: int = 0
+    """Bytes for what its record said of itself, such as its own time; 0: that is not kept."""
+    payload_bytes: int | None = None
+    """A sample is a file of at most so many bytes, which are kept as they came; None: numbers."""
+    typical_bytes: int | None = None
+    """What such a file takes on average; None: as much as it may."""
+
+    @property
+    def target_width(self) -> int:
+        """How many numbers to predict are stored with it."""
+        return 0 if self.targets is None else self.targets.width
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of a stored sample with its name, at most."""
-        return self.codec().nbytes + (self.name_bytes + 1 if self.name_bytes else 0)
+        """Bytes of a stored sample with all that is kept behind it, at most."""
+        return self._with_rest(self.payload_bytes or self.codec().nbytes)
+
+    @property
+    def typical_content(self) -> int:
+        """The same of a sample of average size."""
+        return self._with_rest(self.typical_bytes or self.payload_bytes or self.codec().nbytes)
+
+    def _with_rest(self, row: int) -> int:
+        behind = sum(most + 1 for most in (self.name_bytes, self.extra_bytes) if most)
+        return 8 * self.target_width + row + behind
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes of a sample as it arrives."""
+        return self.payload_bytes or self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def longest_json(self) -> int:
+        """Bytes that a sample can take as JSON, where a file is written as base64."""
+        return 4096 + (2 * self.payload_bytes if self.payload_bytes else 32 * self.arriving_bytes)
+
+    @property
+    def longest_packed(self) -> int:
+        """Bytes that a sample can take as msgpack."""
+        return 4096 + (self.payload_bytes or 16 * self.arriving_bytes)
 
     def codec(self) -> SampleCodec:
         """Make the codec of such samples."""
         return SampleCodec(self.shape, self.dtype.str, self.encoding, self.deflate_to)
+
+    def taken(self, x: object) -> AnyArray | bytes | None:
+        """Return a sample as it waits to be valued; None if it is none, or does not fit."""
+        return self.shaped(x) if self.payload_bytes is None else _payload(x)
 
     def shaped(self, x: object) -> AnyArray | None:
         """Return numbers in the samples' shape and type; None if they are none, or do not fit."""
@@ -183,6 +295,18 @@ class SampleForm:
             if array.ndim == 1 and array.size == np.prod(self.shape)
             else None
         )
+
+
+def _payload(x: object) -> bytes | None:
+    """Return the bytes of a file; in JSON they are base64."""
+    if isinstance(x, bytes | bytearray | memoryview):
+        return bytes(x)
+    if not isinstance(x, str):
+        return None
+    try:
+        return b64decode(x, validate=True)
+    except ValueError:
+        return None
 
 
 def decode_array(data: bytes) -> tuple[str, AnyArray]:
@@ -356,16 +480,17 @@ class DecisionLog:
         )  # fmt: skip
         self._written += 1
 
-    def add_forbidden(self, batch: Batch, rule: str, wall: float) -> None:
-        """Log samples of a batch that a rule never stores."""
-        nothing, none = np.full(len(batch), -1), np.full(len(batch), np.nan)
-        refused = np.full(len(batch), int(OfferResult.REFUSED))
+    def add_forbidden(self, labels: IntArray, ids: IntArray, rule: str, wall: float) -> None:
+        """Log samples that a rule never stores."""
+        nothing, none = np.full(len(ids), -1), np.full(len(ids), np.nan)
+        refused = np.full(len(ids), int(OfferResult.REFUSED))
         outcome = Outcome(refused, nothing, none, none)
-        self.add_refusals(batch, nothing, outcome, -1, wall, _logged_rule(rule))
+        self.add_refusals(labels, ids, nothing, outcome, -1, wall, _logged_rule(rule))
 
     def add_refusals(
         self,
-        batch: Batch,
+        labels: IntArray,
+        ids: IntArray,
         arrivals: IntArray,
         outcome: Outcome,
         model: int,
@@ -375,7 +500,7 @@ class DecisionLog:
         """Log the refusals among the outcomes of a batch: the policy's, or those `by` a rule."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
-        columns = (batch.ids, arrivals, batch.y, outcome.scores, outcome.thresholds)
+        columns = (ids, arrivals, labels, outcome.scores, outcome.thresholds)
         for name, values in zip(("id", "arrival", "label", "score", "floor"), columns, strict=True):
             rows[name] = values[refused]
         rows["displaced"], rows["model"], rows["wall"], rows["policy"] = (

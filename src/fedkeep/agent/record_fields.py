@@ -1,8 +1,9 @@
 """Where a record has its numbers, label, id and time, and what else it says of itself."""
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -19,6 +20,8 @@ _UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
 _LATEST = 253_402_300_800.0
 """The year 10000, in which no device reports."""
 _MISSING = object()
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})", re.ASCII)
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,18})?(e[-+]?[0-9]{1,2})?", re.ASCII)
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -79,6 +82,20 @@ class FieldNames:
         except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
             return None
 
+    def take_texts(self, said: Mapping[str, str], payload: bytes) -> Record | None:
+        """Return the record of a file, of which texts beside it say the rest."""
+        return self.take_file({name: typed(text) for name, text in said.items()}, payload)
+
+    def take_file(self, said: Mapping[str, Any], payload: bytes, y: Any = None) -> Record | None:
+        """Return the record of a file, of which a table beside it says the rest.
+
+        `y` is its label where the table names none.
+        """
+        found = self.take({**said, "x": payload})
+        if found is None:
+            return None
+        return replace(found, x=payload, y=y if found.y is None else found.y)
+
     def take(self, table: Mapping[str, Any]) -> Record | None:
         """Return the record of a table; None where it is neither a sample nor another's label."""
         found = (_at(table, self._paths[name]) for name in NAMES)
@@ -89,6 +106,19 @@ class FieldNames:
         if len(table) > 2:
             _collect(table, "", self._taken, fields, _DEEPEST)
         return Record(x, y, id_, time, fields)
+
+
+def typed(text: str) -> Scalar:
+    """Return what a text without types stands for: a number or a flag, where it is written as one.
+
+    >>> typed("7"), typed("-0.5"), typed("true"), typed("007"), typed("nan")
+    (7, -0.5, True, '007', 'nan')
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else text
 
 
 def own_time(raw: Any) -> float:

@@ -4,6 +4,7 @@ Its local API, one message after another on a Unix socket, and its metrics.
 """
 
 import logging
+import math
 import socket
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator
@@ -19,12 +20,16 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.agent.agent import Agent
+from fedkeep.agent.assembly import SampleOptions
 from fedkeep.agent.connections import Listener
+from fedkeep.agent.record import SampleMetadata
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
+from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
+from fedkeep.core.targets import error_sums
 from fedkeep.core.types import AnyArray, Vector
-from fedkeep.learn.evaluation import judge
+from fedkeep.learn.evaluation import judge, predict
 from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
 from fedkeep.protocol.framing import receive_frame, send_frame
@@ -39,6 +44,8 @@ _CONNECTIONS = 32
 _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
+_PULLED, _PULLED_BYTES = 256, 4 << 20
+"""Samples and bytes that are given out at a time."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
 _GIST = {
@@ -52,11 +59,11 @@ _GIST = {
 
 
 class Service:
-    """The agent's local API on its Unix socket."""
+    """The local API of one or several streams on one Unix socket."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self._held_out = agent, _held_out(agent)
-        self._path = Path(agent.config.agent.socket)
+    def __init__(self, *agents: Agent) -> None:
+        self._streams = {agent.config.stream: StreamApi(agent) for agent in agents}
+        self._path = Path(agents[0].config.agent.socket)
         self._listener = Listener(self._path, _CONNECTIONS)
         self._listener.start(self._serve)
 
@@ -76,9 +83,38 @@ class Service:
 
     def answer(self, payload: bytes) -> messages.Reply:
         """Return the reply to one request, or the reason why it cannot be met."""
+        try:
+            request = from_bytes(
+                payload, messages.Request | messages.ToStream | messages.AskStreams
+            )
+            name = ""
+            if isinstance(request, messages.ToStream):
+                name, request = request.stream, from_bytes(request.request, messages.Request)
+            if isinstance(request, messages.AskStreams):
+                return messages.Streams(tuple(self._streams))
+        except RejectedError as refusal:
+            return messages.Failed(refusal.reason, refusal.detail)
+        if name not in self._streams:
+            names = ", ".join(self._streams) or "none"
+            if "" in self._streams:
+                detail = "this agent has one stream, which has no name: leave it out"
+            else:
+                example = f"{self._path}#{next(iter(self._streams))}"
+                detail = f"this agent has the streams {names}: name one of them, as in {example}"
+            return messages.Failed("stream", detail)
+        return self._streams[name].answer(request)
+
+
+class StreamApi:
+    """What one stream's agent answers."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self._held_out = agent, _held_out(agent)
+
+    def answer(self, request: messages.Request) -> messages.Reply:
+        """Return the reply to one request, or the reason why it cannot be met."""
         agent = self._agent
         try:
-            request: messages.Request = from_bytes(payload, messages.Request)
             match request:
                 case messages.AskStatus():
                     return summarise(agent)
@@ -91,9 +127,13 @@ class Service:
                         return self._reasons(name, namespace)
                 case messages.Erase():
                     return self._erase(request)
+                case messages.Pull() | messages.Upload() | messages.Configure():
+                    return self._operate(request)
             reply = messages.reply_of(agent, self._evaluate, request)
             if isinstance(reply, messages.Profiled | messages.EncryptedProfiled):
-                terms = agreement_of(agent.config.method, agent.device.regions.count)
+                terms = agreement_of(
+                    agent.config.method, agent.device.regions.count, agent.config.samples.numbers
+                )
                 return structs.replace(reply, agreement=terms)
             return reply
         except RejectedError as refusal:
@@ -106,9 +146,27 @@ class Service:
                 "error", f"the agent could not do that ({type(error).__name__}); its log says more"
             )
 
+    def _operate(
+        self, request: messages.Pull | messages.Upload | messages.Configure
+    ) -> messages.Reply:
+        """Return the reply to a request that takes samples out, or brings settings in."""
+        match request:
+            case messages.Pull():
+                return self._pull(request)
+            case messages.Upload(selection):
+                return self._upload(selection)
+            case messages.Configure(signed):
+                if self._agent.remote is None:
+                    raise RejectedError(
+                        "settings",
+                        "this device takes no settings from afar: it has no [remote] key_file",
+                    )
+                return messages.Configured(self._agent.remote.configure(signed))
+
     def _erase(self, asked: messages.Erase) -> messages.Erased:
         if asked == messages.Erase():
             raise RejectedError("erase", "say what to erase: an id, a label, a source or a time")
+        label = label_number(self._agent.config.samples, asked.label)
         with self._agent.lock:
             store = self._agent.store
             notes = [*store.notes(), *store.unlabelled.values()]
@@ -117,7 +175,7 @@ class Service:
                 note.id
                 for note in notes
                 if (named is None or note.id in named)
-                and asked.label in (None, note.label)
+                and label in (None, note.label)
                 and asked.source in (None, note.source)
                 and (asked.since is None or note.wall >= asked.since)
                 and (asked.until is None or note.wall <= asked.until)
@@ -127,6 +185,65 @@ class Service:
                 # Those that are gone already: their tombstones and traces in the log still count.
                 ids += sorted(self._gone(asked) - stored)
             return messages.Erased(self._agent.erase(ids))
+
+    def _selected(self, asked: messages.Selection) -> list[SampleMetadata]:
+        """Return what is known of the samples that match, oldest first; the lock must be held."""
+        samples = self._agent.config.samples
+        labels = {label_number(samples, label) for label in asked.labels}
+        named = {n for id_ in asked.ids for n in self._numbers(id_, asked.namespace)}
+        if asked.namespace is not None and not asked.ids:
+            raise RejectedError("select", "a namespace says which id is meant: give that, too")
+        return [
+            note
+            for note in self._agent.store.notes()
+            if (not asked.ids or note.id in named)
+            and (not labels or note.label in labels)
+            and (not asked.sources or note.source in asked.sources)
+            and (asked.since is None or note.wall >= asked.since)
+            and (asked.until is None or note.wall <= asked.until)
+        ]
+
+    def _pull(self, asked: messages.Pull) -> messages.Pulled:
+        agent, size, found, last = self._agent, 0, list[messages.PulledSample](), None
+        is_file = agent.config.samples.decoder is not None
+        with agent.lock:
+            arrivals = agent.store.arrivals()
+            notes = [n for n in self._selected(asked.selection) if arrivals[n.id] > asked.after]
+            for note in notes:
+                if found and (size > _PULLED_BYTES or len(found) == _PULLED):
+                    last = arrivals[found[-1].id]
+                    break
+                data = agent.store.content(note.id)
+                size += len(data)
+                time = None if math.isnan(note.time) else note.time
+                found.append(
+                    messages.PulledSample(
+                        note.id,
+                        note.label,
+                        data,
+                        note.name,
+                        note.source,
+                        note.score,
+                        note.wall,
+                        time,
+                        note.target,
+                    )
+                )
+        shape = None if is_file else agent.config.samples.shape
+        return messages.Pulled(tuple(found), shape, agent.config.samples.names, last)
+
+    def _upload(self, asked: messages.Selection) -> messages.Queued:
+        uploads = self._agent.uploads
+        if uploads is None:
+            raise RejectedError(
+                "upload",
+                "no sample leaves this device: its configuration has no [upload] enabled = true",
+            )
+        if asked == messages.Selection():
+            raise RejectedError("upload", "say what to send: ids, labels, sources or a time")
+        with self._agent.lock:
+            new = uploads.ask([note.id for note in self._selected(asked)])
+            return messages.Queued(new, len(uploads.waiting()), uploads.left_today())
 
     def _gone(self, asked: messages.Erase) -> set[int]:
         """Return the numbers that are to be refused from now on, stored or not.
@@ -169,12 +286,20 @@ class Service:
             with agent.lock:
                 batch = agent.store.stored().batch
             where, x, y = "stored", batch.x, batch.y
-        loss, right = 0.0, 0
+        loss, right, errors = 0.0, 0, None
         for start in range(0, len(y), _CHUNK):
             part = slice(start, start + _CHUNK)
-            losses, found = judge(learner, model, x[part], y[part])
-            loss, right = loss + float(losses.sum()), right + int(found.sum())
-        return messages.Evaluated(len(y), loss, right, where, agent.door.vitals(vitals(agent)))
+            if agent.config.samples.numbers is None:
+                losses, found = judge(learner, model, x[part], y[part])
+                right += int(found.sum())
+            else:
+                losses, predicted = predict(learner, model, x[part], y[part])
+                own = error_sums(predicted, y[part])
+                errors = own if errors is None else errors + own
+            loss += float(losses.sum())
+        told = agent.door.vitals(vitals(agent))
+        sums = None if errors is None else tuple(errors.tolist())
+        return messages.Evaluated(len(y), loss, right, where, told, sums)
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -189,10 +314,10 @@ def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
         raise ConfigError(
             f"held_out must be an npz file with x and y, {path} is not: {error}"
         ) from error
-    _, refused = screen_samples(x, y, form.shape, form.labels)
+    _, refused = screen_samples(x, y, form.shape, form.count, form.numbers)
     if refused:
         raise ConfigError(f"held_out file {path} holds unsound samples: {dict(refused)}")
-    return x, y.astype(np.int64)
+    return x, y.astype(np.int64) if form.numbers is None else form.numbers.settled(y)
 
 
 def summarise(agent: Agent) -> messages.Status:
@@ -225,14 +350,33 @@ def summarise(agent: Agent) -> messages.Status:
             preset=agent.config.preset,
             value_quantiles=tuple(np.quantile(scores, _QUANTILES).tolist()) if len(scores) else (),
             labels_held=len({note.label for note in store.records.values()}),
-            labels=agent.config.samples.labels,
+            labels=agent.config.samples.count,
             epsilon_spent=None if spending is None else spending.spent,
             epsilon_budget=None if spending is None else spending.budget,
-            sample_bytes=store.file.geometry.cell_size,
+            sample_bytes=store.sample_bytes,
             gist=known,
             waiting=agent.waiting,
+            label_names=agent.config.samples.names,
+            settings="" if agent.remote is None else agent.remote.file.summary(),
+            uploads="" if agent.uploads is None else agent.uploads.summary(),
             unlabelled=_waiting(agent),
         )
+
+
+def label_number(samples: SampleOptions, label: int | str | None) -> int | None:
+    """Return the number of a label that is given by number or name.
+
+    >>> label_number(SampleOptions((2,), 2, names=("ok", "worn")), "worn")
+    1
+    """
+    if not isinstance(label, str):
+        return label
+    if label in samples.names:
+        return samples.names.index(label)
+    if label.isdecimal() and len(label) < 10:
+        return int(label)
+    known = did_you_mean(label, samples.names) if samples.names else "labels have numbers here"
+    raise RejectedError("label", f"there is no label '{label}': {known}")
 
 
 def _waiting(agent: Agent) -> messages.WaitingStatus | None:
@@ -255,7 +399,7 @@ def vitals(agent: Agent) -> messages.DeviceStats:
         gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
     refused = sum(count for name, count in counts.items() if name.startswith("refused."))
-    filled = tuple(labels[label] for label in range(agent.config.samples.labels))
+    filled = tuple(labels[label] for label in range(agent.config.samples.count))
     arrivals = kept + replaced + refused + counts["refreshed"]
     return messages.DeviceStats(
         labels.total(), filled, arrivals, kept, replaced, refused, gist=gist
@@ -266,13 +410,24 @@ def stored_summary(agent: Agent) -> messages.StoredSummary:
     """Return what is stored, by label."""
     with agent.lock:
         notes, now = agent.store.notes(), agent.store.clock.now()
-    cell, rows, label_of = agent.store.file.geometry.cell_size, [], attrgetter("label")
+        bytes_of = agent.store.bytes_of
+    rows, label_of, names = [], attrgetter("label"), agent.config.samples.names
     for label, same in groupby(sorted(notes, key=label_of), label_of):
         found = list(same)
         low, middle, high = np.quantile([note.score for note in found], (0.0, 0.5, 1.0)).tolist()
-        ages, size = [now - note.taken for note in found], len(found) * cell
+        ages, size = [now - note.taken for note in found], sum(map(bytes_of, found))
         rows.append(
-            messages.LabelSummary(label, len(found), size, low, middle, high, max(ages), min(ages))
+            messages.LabelSummary(
+                label,
+                len(found),
+                size,
+                low,
+                middle,
+                high,
+                max(ages),
+                min(ages),
+                names[label] if names else "",
+            )
         )
     return messages.StoredSummary(tuple(rows))
 
@@ -375,20 +530,43 @@ class Collector:
         yield fates
 
 
-def serve_metrics(agent: Agent) -> Callable[[], None]:
+@dataclass(frozen=True)
+class StreamsCollector:
+    """Turns the status of several streams into metrics, each labelled with its stream."""
+
+    agents: tuple[Agent, ...]
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield every metric of every stream as it is now."""
+        from prometheus_client.core import Metric
+
+        families: dict[str, Metric] = {}
+        for agent in self.agents:
+            for found in Collector(agent).collect():
+                family = families.setdefault(
+                    found.name, Metric(found.name, found.documentation, found.type)
+                )
+                family.samples += [
+                    one._replace(labels={"stream": agent.config.stream, **one.labels})
+                    for one in found.samples
+                ]
+        yield from families.values()
+
+
+def serve_metrics(*agents: Agent) -> Callable[[], None]:
     """Start the endpoint and returns what stops it; without a port there is none.
 
     Not by the client library's own server: it would take as many connections as come, and
     descriptors are few.
     """
-    options = agent.config.metrics
+    options = agents[0].config.metrics
     if not options.port:
         return lambda: None
     require_loopback(options.host, "[metrics] host", insecure=options.insecure)
     with optional_import("the metrics endpoint", "agent"):
         from prometheus_client import CollectorRegistry, MetricsHandler
     registry = CollectorRegistry()
-    registry.register(Collector(agent))
+    registry.register(StreamsCollector(agents) if agents[0].config.stream else Collector(agents[0]))
 
     class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls

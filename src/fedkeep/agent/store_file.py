@@ -9,7 +9,7 @@ import math
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +37,9 @@ from fedkeep.agent.record import (
     SAMPLE,
     SampleForm,
     decode_note,
-    join_name,
+    join_content,
     newest_of,
-    split_name,
+    split_content,
 )
 from fedkeep.agent.store_moves import RESIZED_FROM, clear_away, finish_resize, make, resize
 from fedkeep.core.bounds import check_range
@@ -62,6 +62,14 @@ _LOG = "log."
 """How the names of the decision log's arrays begin."""
 _SMALL_ARRAYS = 12
 """Cells for the arrays of a device whose size is no multiple of a cell."""
+EXTRA_BYTES = 32
+"""For what records say of themselves, in a new store of files."""
+PAYLOAD = "payload"
+"""What a label says for the type of samples that are files."""
+_RESERVED = 1 << 17
+"""About as many bytes of files may one commit replace."""
+_PARTS, _LEAST_PART, _LARGEST_PART = 8, 512, 4096
+"""Into how many cells a file of average size goes, and how many bytes of it one takes."""
 
 
 LEAST_BUDGET = 8 * PAGE
@@ -115,6 +123,14 @@ until it fits; `fedkeep agent store check` says what would do. None: not deflate
 
     None: 24, or as the store was made.
     """
+    extra_bytes: int | None = None
+    """Bytes beside each sample for what its record says of itself, such as its own time.
+
+    None: 32 with a decoder, else none, or as the store was made.
+    """
+    typical_bytes: int | None = None
+    """What a file takes on average, where samples are files: the budget holds that many more, and \
+while they are larger those that rank lowest leave. None: as much as [samples] payload_bytes."""
     daily_writes: int = 0
     """Bytes a day that may be handed to the file, on average; while they are spent, arrivals wait \
 or are skipped as their source's `overload` says. 0: no limit."""
@@ -130,7 +146,8 @@ or are skipped as their source's `overload` says. 0: no limit."""
             least=0,
         )
         check_range(self, "erased_bytes", least=LEAST_ERASED)
-        check_range(self, "name_bytes", least=0, most=255)
+        check_range(self, "name_bytes", "extra_bytes", least=0, most=255)
+        check_range(self, "typical_bytes", least=64)
         if self.sector not in (None, 512, PAGE):
             raise ValueError(f"sector must be 512 or {PAGE}, got {self.sector}")
         check_range(self, "commit_ms", least=1, most=10_000)
@@ -155,6 +172,11 @@ or are skipped as their source's `overload` says. 0: no limit."""
         return max(small, self.budget // _ERASED_SHARE)
 
     @property
+    def tolerance(self) -> float:
+        """Seconds by which clocks may differ."""
+        return self.clock_tolerance_hours * 3600.0
+
+    @property
     def file(self) -> Path:
         """Where the store really is.
 
@@ -175,6 +197,8 @@ class StoreLayout:
     """The samples that one commit may replace; there is room for both the old and the new ones."""
     state_bytes: int
     """What is committed besides samples."""
+    sample_cells: int
+    """The cells that samples may take, once a commit is done."""
 
 
 def plan(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
@@ -228,14 +252,23 @@ def _state_under(options: StoreOptions, state_bytes: int) -> Callable[[StoreOpti
 def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreLayout:
     overhead = OVERHEAD[bool(options.key_file or options.key_env)]
     alignment = options.sector or _ALIGNMENT
-    cell_size = -(-(overhead + META_BYTES + form.content_bytes) // alignment) * alignment
+    # Files differ in size: each takes several small cells, as many as it needs.
+    content = META_BYTES + form.content_bytes
+    if form.payload_bytes is not None:
+        content = min(content, max(_LEAST_PART, min(_LARGEST_PART, form.typical_content // _PARTS)))
+    cell_size = -(-(overhead + content) // alignment) * alignment
     geometry = Geometry.within(options.budget, cell_size)
     payload = cell_size - overhead
     scales = SCALE_BYTES * math.prod(form.shape) if form.codec().quantised else 0
+    each, most = (
+        -(-(META_BYTES + n) // payload) for n in (form.typical_content, form.content_bytes)
+    )
     needed = COPIES * (-(-(scales + 128) // payload) + -(-(SOURCE_NAMES + 64) // payload))
     state = -(-state_bytes // payload) + needed + _SMALL_ARRAYS
 
     def reserve(capacity: int) -> int:
+        if form.payload_bytes is not None:
+            return max(4, min(32, _RESERVED // form.content_bytes))
         return max(8, min(capacity, 128, max(32, capacity // 8)))
 
     def cells(capacity: int) -> int:
@@ -243,10 +276,12 @@ def _layout(options: StoreOptions, form: SampleForm, state_bytes: int) -> StoreL
         # Twice: between two whole commits every chunk of the log may change.
         chunks = 2 * -(-options.decisions // CHUNK)
         log_cells = chunks * -(-(CHUNK * ROW_BYTES + 512) // payload)
-        return capacity + reserve(capacity) + 2 * (state + ranks) + log_cells
+        held = each * capacity + most * reserve(capacity)
+        return held + 2 * (state + ranks) + log_cells
 
     capacity = bisect_right(range(1, geometry.cells + 1), geometry.cells, key=cells)
-    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes)
+    held = max(each * capacity, geometry.cells - cells(capacity) + each * capacity)
+    return StoreLayout(options, form, geometry, capacity, reserve(capacity), state_bytes, held)
 
 
 @dataclass(frozen=True)
@@ -260,22 +295,31 @@ class Opened:
     now: dict[str, Any]
 
 
-def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
+def open_file(
+    layout: StoreLayout, labels: int, model: str = "", names: Sequence[str] = ()
+) -> Opened:
     """Open the file, made or found, and what is in it.
 
-    `model` tells models apart whose vectors mean different things.
+    `model` tells models apart whose vectors mean different things. `names` are those of the labels,
+    written down for whoever takes samples out.
 
     A file that is not a store is refused untouched; a damaged store gives back what is undamaged;
     one of another budget is moved over whole, or refused with the budget that it needs.
     """
     options, form = layout.options, layout.form
     path, cipher = options.file, cipher_of(options.key_file, options.key_env)
-    sample = {
+    sample: dict[str, Any] = {
         "dtype": form.encoding or form.dtype.str,
         "shape": list(form.shape),
         "deflate_to": form.deflate_to,
         "name_bytes": form.name_bytes,
     }
+    if form.payload_bytes is not None:
+        sample |= {"dtype": PAYLOAD, "shape": [], "payload_bytes": form.payload_bytes}
+    if form.extra_bytes:
+        sample["extra_bytes"] = form.extra_bytes
+    if form.targets is not None:
+        sample |= {"targets": form.target_width, "edges": list(form.targets.edges)}
     use = {
         "key": cipher.name if cipher else None,
         "labels": labels,
@@ -286,6 +330,17 @@ def open_file(layout: StoreLayout, labels: int, model: str = "") -> Opened:
         "salt": int.from_bytes(os.urandom(7), "little"),
     }
     wanted = Label(layout.geometry, sample | use)
+    if names:
+        named = Label(layout.geometry, {**wanted.form, "names": list(names)})
+        if named.fits(RESIZED_FROM):
+            wanted = named
+        else:
+            log.warning(
+                "%s has no room for the names of %d labels: what is taken out without an agent "
+                "has their numbers",
+                path,
+                labels,
+            )
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file: left untouched; set [store] path to another")
@@ -315,7 +370,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
         room = max(layout.capacity, found.form.get("capacity", 0))
         gone = superfluous(blobs, room) if damage else set()
         blobs = [blob for blob in blobs if blob.number not in gone]
-        _check_room(path, blobs, layout, wanted.form["labels"])
+        _check_room(
+            path, blobs, layout, None if "targets" in wanted.form else wanted.form["labels"]
+        )
         if damage:
             log.warning("%s is damaged: %s; all else goes on", path, damage)
             set_aside(path, layout.options.damaged_bytes)
@@ -386,16 +443,31 @@ def find_label(
 
 
 def _check_form(path: Path, found: Label, wanted: Label) -> None:
-    for name, form in (("shape", list), ("dtype", np.dtype)):
+    held, meant = (label.form.get("targets", 0) for label in (found, wanted))
+    if found.form and held != meant:
+        words = [
+            "labels" if not width else f"{width} numbers to predict" for width in (held, meant)
+        ]
+        raise ConfigError(
+            f"{path} holds samples with {words[0]}, not {words[1]}: set [samples] targets and "
+            "width as they were, or [store] path to another file"
+        )
+    for name in ("dtype", "shape"):
         now = wanted.form[name]
         before = found.form.get(name, now)
         if before != now:
+            kinds = (kind if kind == PAYLOAD else _written(name, kind) for kind in (before, now))
             raise ConfigError(
-                f"{path} holds samples of {name} {form(before)}, not {form(now)}: set "
+                f"{path} holds samples of {name} {', not '.join(kinds)}: set "
                 "[samples] shape and dtype and "
                 "[store] encoding as they were, or [store] path to another file "
                 "(`fedkeep agent store export` takes the samples out of this one)"
             )
+
+
+def _written(name: str, form: Any) -> str:
+    """Return a shape or a type as people write it."""
+    return str(np.dtype(form)) if name == "dtype" else str(list(form))
 
 
 def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
@@ -406,7 +478,9 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
     lengths = [len(blob.data) - META_BYTES for blob in blobs if blob.kind == SAMPLE]
     most = form.content_bytes
     named = bool(form.name_bytes)
-    least = form.codec().nbytes + named if form.deflate_to is None else 1 + named
+    varies = form.deflate_to is not None or form.payload_bytes is not None
+    least = 1 + named if varies else form.codec().nbytes + named
+    least += 8 * form.target_width
     if not blobs or not all(least <= length <= most for length in lengths):
         raise ConfigError(
             f"{path} has lost its label, and what it holds is not as [samples] and the key of "
@@ -415,15 +489,21 @@ def _check_records(path: Path, blobs: list[Blob], form: SampleForm) -> None:
         )
 
 
-def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int) -> None:
+def _check_room(path: Path, blobs: list[Blob], layout: StoreLayout, labels: int | None) -> None:
     """Refuses labels and a budget that would cost samples."""
     notes = [decode_note(blob) for blob in blobs if blob.kind == SAMPLE]
     highest = max((note.label for note in notes), default=-1)
     count = len({note.id for note in notes})
-    if highest >= labels:
+    if labels is not None and highest >= labels:
         raise ConfigError(
             f"{path} holds samples of label {highest}, but [samples] labels is {labels}: set it to "
             f"{highest + 1} or more, or first erase them by `fedkeep agent erase --label {highest}`"
+        )
+    longest = max((len(blob.data) for blob in blobs if blob.kind == SAMPLE), default=0)
+    if layout.form.payload_bytes and longest > META_BYTES + layout.form.content_bytes:
+        raise ConfigError(
+            f"{path} holds a file of about {longest - META_BYTES} bytes, beyond [samples] "
+            f"payload_bytes = {layout.form.payload_bytes}: set it as it was"
         )
     if count > layout.capacity:
         state = _state_under(layout.options, layout.state_bytes)
@@ -474,6 +554,7 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
     """Return the blobs with samples deflated and names kept as they are from now on."""
     before = replace(
         form,
+        extra_bytes=found.form.get("extra_bytes", 0) if found.form else form.extra_bytes,
         deflate_to=found.form.get("deflate_to", form.deflate_to),
         # Without a label a store is taken for one of the present form.
         name_bytes=found.form.get("name_bytes", 0) if found.form else form.name_bytes,
@@ -482,15 +563,13 @@ def _repacked(blobs: list[Blob], found: Label, form: SampleForm) -> list[Blob]:
         return blobs
     old, new = before.codec(), form.codec()
 
-    def packed(data: bytes) -> bytes:
-        row, name = split_name(data[META_BYTES:], before.name_bytes)
+    def packed(blob: Blob) -> bytes:
+        row, note = split_content(blob, decode_note(blob), before)
         if before.deflate_to != form.deflate_to:
             row = new.packed(old.unpacked(row))
-        return data[:META_BYTES] + join_name(row, name, form.name_bytes)
+        return blob.data[:META_BYTES] + join_content(row, note, form)
 
-    return [
-        blob._replace(data=packed(blob.data)) if blob.kind == SAMPLE else blob for blob in blobs
-    ]
+    return [blob._replace(data=packed(blob)) if blob.kind == SAMPLE else blob for blob in blobs]
 
 
 def copies_of(path: Path) -> dict[int, Path]:
@@ -536,8 +615,12 @@ def discard_copies(path: Path) -> None:
         aside.unlink()
 
 
-def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) -> StoreOptions:
+def as_found(
+    options: StoreOptions, capacity_of: Callable[[StoreOptions], int], extra_bytes: int = 0
+) -> StoreOptions:
     """Return the options with the bytes for names and erased ids settled, where they do not say.
+
+    So are those for what records say of themselves: `extra_bytes` in a new store.
 
     A store that is there keeps its room for samples: it takes what it had, unless there is now room
     for more.
@@ -546,6 +629,9 @@ def as_found(options: StoreOptions, capacity_of: Callable[[StoreOptions], int]) 
     if options.name_bytes is None:
         kept = NAME_BYTES if found is None else found.form.get("name_bytes", 0)
         options = replace(options, name_bytes=kept)
+    if options.extra_bytes is None:
+        kept = extra_bytes if found is None else found.form.get("extra_bytes", 0)
+        options = replace(options, extra_bytes=kept)
     if options.erased_bytes is not None:
         return options
     if found is None:

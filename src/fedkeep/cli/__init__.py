@@ -25,6 +25,8 @@ def main() -> None:
         mistake = ": ".join(
             str(part) for part in (error.filename, error.strerror or error) if part is not None
         )
+    except MemoryError as error:
+        mistake = f"not enough memory: {error or 'lower the sizes that were asked for'}"
     else:
         return
     from fedkeep.protocol.printing import printable

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich import progress as bars
@@ -19,10 +19,10 @@ from fedkeep.cli.run import (
     FormerBackend,
     Jobs,
     backend_of,
-    make_folder,
     time_in_words,
 )
 from fedkeep.core.errors import ConfigError
+from fedkeep.files import folder_for_records
 from fedkeep.sim.sweep import processors
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1_000_000, "kib": 1024, "mib": 1024**2}
@@ -65,6 +65,10 @@ def advise(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="softmax, mlp, or module:factory.")] = "softmax",
+    target: Annotated[
+        str | None,
+        typer.Option(help="What the label is: class, or number to predict. [default: as it looks]"),
+    ] = None,
     jobs: Jobs = PROCESSORS,
     backend: BackendName = "local",
     on: FormerBackend = None,
@@ -80,7 +84,7 @@ def advise(
     keeps what is done; the same call goes on from there.
     """
     folder = out if out is not None else folder_of(data)
-    make_folder(folder)
+    folder_for_records(folder)
     chosen = backend_of(backend, on)
     jobs = processors() if chosen == "ray" else jobs
     with _stage_progress() as tell:
@@ -97,6 +101,7 @@ def advise(
             time=time,
             devices=devices,
             model=model,
+            target=_target(target),
             jobs=jobs,
             backend=chosen,
             out=folder,
@@ -108,12 +113,25 @@ def advise(
         typer.echo(f"wrote {path}", err=True)
 
 
+def _target(text: str | None) -> Literal["class", "number"] | None:
+    """Return what the label is said to be."""
+    known: dict[str | None, Literal["class", "number"] | None] = {
+        None: None, "class": "class", "number": "number",
+    }  # fmt: skip
+    if text in known:
+        return known[text]
+    raise ConfigError(f"--target takes class or number, got '{text}'")
+
+
 def _size(text: str) -> int:
     """Return a size in bytes, such as 50kB or 2MiB."""
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     if not found or found[2].lower() not in _UNITS:
         raise ConfigError(f"--bytes takes a size such as 500kB or 2MiB, got '{text}'")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    if size > 2**63:
+        raise ConfigError(f"--bytes is more than any device has, got '{text}'")
+    return int(size)
 
 
 @contextmanager

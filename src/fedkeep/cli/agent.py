@@ -1,20 +1,28 @@
 """`fedkeep agent`: runs the device agent, and asks a running one."""
 
+import math
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedkeep.agent.assembly import read_config
-from fedkeep.cli.agent_store import store, when
+from fedkeep.agent.record import SampleMetadata
+from fedkeep.agent.remote import new_keys, parsed, read_key
+from fedkeep.agent.remote import sign as signed
+from fedkeep.agent.streams import read_streams
+from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, write_samples
 from fedkeep.core.errors import ConfigError
+from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, Status
+from fedkeep.protocol.messages import Erase, GistStatus, Reason, Selection, Status
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -24,7 +32,10 @@ agent.add_typer(store, name="store")
 
 Socket = Annotated[
     str,
-    typer.Option(envvar="FEDKEEP_SOCKET", help="The agent's Unix socket, as in its [agent] table."),
+    typer.Option(
+        envvar="FEDKEEP_SOCKET",
+        help="The agent's Unix socket (SOCKET#STREAM if it has several).",
+    ),
 ]
 
 
@@ -42,7 +53,7 @@ def run(
     ] = False,
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
-    read_config(config)
+    read_streams(config)
     arguments = [
         sys.executable,
         "-m",
@@ -57,9 +68,18 @@ def run(
 
 @agent.command()
 def status(socket: Socket = "fedkeep.sock") -> None:
-    """Say how a running agent is doing."""
+    """Say how a running agent is doing, or each of its streams."""
     with AgentClient(socket, timeout=30) as client:
-        now = client.status()
+        names = client.streams() if "#" not in socket else ("",)
+    for name in names:
+        if name:
+            typer.echo(f"stream   {name}")
+        with AgentClient(f"{socket}#{name}" if name else socket, timeout=30) as client:
+            _show_status(client.status())
+
+
+def _show_status(now: Status) -> None:
+    """Print how one stream is doing."""
     age = (
         "none yet"
         if now.model_age_seconds is None
@@ -87,6 +107,10 @@ def status(socket: Socket = "fedkeep.sock") -> None:
         lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    if now.settings:
+        lines.append(f"settings {now.settings}")
+    if now.uploads:
+        lines.append(f"uploads  {now.uploads}")
     if now.waiting:
         lines.append(f"on hold  {now.waiting}; nothing is valued until then")
     lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
@@ -104,7 +128,8 @@ def show(socket: Socket = "fedkeep.sock") -> None:
     for row in summary.labels:
         values = (f"{value:.4g}" for value in (row.lowest, row.median, row.highest))
         ages = (_duration(row.oldest_seconds), _duration(row.newest_seconds))
-        table.add_row(str(row.label), str(row.count), str(row.bytes), *values, *ages)
+        label = printable(row.name) if row.name else str(row.label)
+        table.add_row(escape(label), str(row.count), str(row.bytes), *values, *ages)
     Console().print(table, *_privacy(now), sep="\n")
 
 
@@ -127,11 +152,11 @@ def why(
 ) -> None:
     """Say why a sample is stored, or why it is not."""
     with AgentClient(socket, timeout=30) as client:
-        reasons = client.why(id_, namespace)
+        reasons, names = client.why(id_, namespace), client.status().label_names
     numbers = reasons.ids or (reasons.id,)
     lines = [
         f"  {when(decision.time)}  "
-        + explain(decision, decision.id if decision.id in numbers else reasons.id)
+        + explain(decision, decision.id if decision.id in numbers else reasons.id, names)
         for decision in reasons.decisions
     ]
     if not lines:
@@ -145,7 +170,9 @@ def why(
 @agent.command()
 def erase(
     id_: Annotated[str | None, typer.Option("--id", help="The sample of this id.")] = None,
-    label: Annotated[int | None, typer.Option(help="All samples of this label.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="All samples of this label, by number or name.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="All samples from this source.")] = None,
     since: Annotated[
         datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
@@ -167,6 +194,148 @@ def erase(
     with AgentClient(socket, timeout=60) as client:
         count = client.erase(request)
     typer.echo(f"{count} samples erased. Models that were trained on them keep what they learned.")
+
+
+Ids = Annotated[
+    list[str] | None, typer.Option("--id", help="Only samples of this id; may be repeated.")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", help="Only this label, by number or name; may be repeated."),
+]
+Sources = Annotated[
+    list[str] | None, typer.Option("--source", help="Only this source; may be repeated.")
+]
+Since = Annotated[
+    datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
+]
+Until = Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")]
+
+
+@agent.command()
+def pull(
+    out: Out,
+    id_: Ids = None,
+    label: Labels = None,
+    source: Sources = None,
+    since: Since = None,
+    until: Until = None,
+    namespace: Namespace = None,
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Take samples out of a running agent, with names and files as they came.
+
+    Options of one kind add up, those of different kinds must all hold. What is written is readable
+    by its owner only.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists: choose another name")
+    selection = _selection(id_, label, source, since, until, namespace)
+    with AgentClient(socket, timeout=60) as client:
+        parts = list(client.pull(selection))
+    samples = [sample for part in parts for sample in part.samples]
+    notes = [
+        SampleMetadata(
+            one.id,
+            score=one.score,
+            label=one.label,
+            wall=one.stored,
+            source=one.source,
+            name=one.name,
+            time=math.nan if one.time is None else one.time,
+            target=one.target,
+        )
+        for one in samples
+    ]
+    shape, names = parts[0].shape, parts[0].label_names
+    if shape is None:
+        write_samples(out, notes, names, payloads=[one.data for one in samples])
+    else:
+        x = np.frombuffer(b"".join(one.data for one in samples), "<f4").reshape(-1, *shape)
+        write_samples(out, notes, names, x=x)
+    typer.echo(f"{len(samples)} samples written to {out}")
+
+
+@agent.command()
+def upload(
+    id_: Ids = None,
+    label: Labels = None,
+    source: Sources = None,
+    since: Since = None,
+    until: Until = None,
+    namespace: Namespace = None,
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Queue stored samples to be sent where [upload] says, if this device consents."""
+    selection = _selection(id_, label, source, since, until, namespace)
+    if selection == Selection():
+        raise ConfigError("say what to send: --id, --label, --source, --since or --until")
+    with AgentClient(socket, timeout=60) as client:
+        queued = client.upload(selection)
+    typer.echo(
+        f"{queued.new} samples queued, {queued.waiting} wait; "
+        f"{queued.bytes_left} more bytes may leave within 24 hours"
+    )
+
+
+@agent.command()
+def keygen(
+    key: Annotated[Path, typer.Argument(metavar="KEY", help="The private key's file to be made.")],
+) -> None:
+    """Make a pair of keys for settings from afar: KEY, which stays with you, and KEY.pub."""
+    private, public = new_keys()
+    for path, content in ((key, private), (key.with_name(key.name + ".pub"), public)):
+        with open_new(path) as file:
+            file.write(content.hex().encode() + b"\n")
+    typer.echo(f"{key} stays with you; [remote] key_file of each device is {key}.pub")
+
+
+@agent.command()
+def sign(
+    settings: Annotated[Path, typer.Argument(help="A TOML file: `version`, and whole tables.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The signed file to be written.")],
+    key: Annotated[Path, typer.Option(help="The private key, as `keygen` made it.")],
+) -> None:
+    """Sign settings for devices that trust your key."""
+    try:
+        text = settings.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {settings}: {error}") from error
+    version, tables = parsed(text)
+    with atomic_write(out) as file:
+        file.write(signed(text, read_key(str(key))))
+    typer.echo(f"{out} has version {version} of {', '.join(tables) or 'no table'}")
+
+
+@agent.command()
+def configure(
+    settings: Annotated[Path, typer.Argument(help="Settings that `sign` has signed.")],
+    socket: Socket = "fedkeep.sock",
+) -> None:
+    """Send signed settings to a running agent, which takes them on trial."""
+    try:
+        content = settings.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {settings}: {error.strerror}") from error
+    with AgentClient(socket, timeout=60) as client:
+        typer.echo(client.configure(content))
+
+
+def _selection(
+    ids: list[str] | None,
+    labels: list[str] | None,
+    sources: list[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+    namespace: str | None,
+) -> Selection:
+    """Return the conditions of a command's options."""
+    if namespace is not None and not ids:
+        raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
+    first, last = (None if time is None else time.timestamp() for time in (since, until))
+    return Selection(
+        tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
+    )
 
 
 def _print(*lines: str) -> None:
@@ -195,14 +364,15 @@ def gist(now: GistStatus) -> str:
     return f"{now.name}, {known}{did}; {now.arrivals} arrivals to be taken in, {now.bytes} bytes"
 
 
-def explain(decision: Reason, id_: int) -> str:
-    """One decision as a sentence."""
+def explain(decision: Reason, id_: int, names: Sequence[str] = ()) -> str:
+    """One decision as a sentence; `names` are those of the labels."""
+    label = label_name(decision.label, names)
     under = f"by {decision.policy} under the model of round {decision.model_version}"
     kind, way, full = "value", "", ""
     if decision.policy == "balanced-reservoir":
         kind, full = (
             "random key",
-            f": label {decision.label} had its slots, with higher keys in all of them",
+            f": label {label} had its slots, with higher keys in all of them",
         )
         way = (
             ": the label most above its target gave its lowest key away, "
@@ -216,7 +386,7 @@ def explain(decision: Reason, id_: int) -> str:
     if decision.id != id_:
         return f"replaced by sample {decision.id}{score} {under}{way}"
     sentences = {
-        "kept": f"kept{score}: there was room for label {decision.label}, {under}",
+        "kept": f"kept{score}: there was room for label {label}, {under}",
         "replaced": (
             f"kept{score}{floor} of sample {decision.displaced}, which it replaced, {under}{way}"
         ),

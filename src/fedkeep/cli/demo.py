@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from fedkeep.cli.report import print_tables, write
-from fedkeep.cli.run import PROCESSORS, make_folder, play_all
+from fedkeep.cli.run import PROCESSORS, play_all
 from fedkeep.config.experiment import expand
 from fedkeep.config.methods import method_tables
+from fedkeep.files import folder_for_records
 from fedkeep.records import compare, read_runs
 from fedkeep.web.report import html
 from fedkeep.web.server import LiveServer
@@ -44,7 +45,7 @@ def demo(
     each; writes report.html beside the records.
     """
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="fedkeep-demo-"))
-    make_folder(directory)
+    folder_for_records(directory)
     if watch:
         server = LiveServer(directory, port=port)
         typer.echo(f"Watch it at {server.url}", err=True)

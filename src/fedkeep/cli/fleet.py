@@ -56,6 +56,8 @@ def start(
 @fleet.command()
 def status(folder: Folder) -> None:
     """Say which processes run, how often they were started again, and how far the fleet is."""
+    from fedkeep.deploy.services import low_disk
+
     known = _fleet_in(folder)
     devices, services = known.devices(), known.services()
     for name in (
@@ -68,7 +70,7 @@ def status(folder: Folder) -> None:
         typer.echo(f"{name:9} {_described(services.get(name))}")
     running = any(service.pid is not None for service in services.values())
     _print_progress(known, running=running)
-    if (free := known.free_bytes()) is not None:
+    if (free := low_disk(known.root)) is not None:
         typer.echo(f"disk      FULL: {free >> 20} MB are free in {folder}; free some, it goes on")
 
 
@@ -109,7 +111,8 @@ def _print_progress(known: "FirstFleet", *, running: bool) -> None:
         typer.echo("round     none yet")
         return
     accuracy = [e.accuracy for e in run.evaluations if e.accuracy is not None]
-    reached = f", accuracy {accuracy[-1]:.3f}" if accuracy else ""
+    measure = "R2" if run.header.measure == "r2" else "accuracy"
+    reached = f", {measure} {accuracy[-1]:.3f}" if accuracy else ""
     typer.echo(f"round     {run.rounds[-1].round if run.rounds else 0}{reached}")
     if (line := known.members()) is None:
         return
@@ -130,8 +133,9 @@ def _require_startable(known: "FirstFleet") -> None:
 
     spec = check_specification(known.specification)
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
-    terms = agreement_of(spec, spec.regions.count)
-    wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.labels}
+    terms = agreement_of(spec, spec.regions.count, spec.samples.numbers)
+    wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}
+    wanted |= {"samples.targets": spec.samples.targets, "samples.edges": spec.samples.edges}
     wanted |= {"model": spec.model}
     for number in known.devices():
         path = known.home(number) / "agent.toml"
@@ -140,9 +144,10 @@ def _require_startable(known: "FirstFleet") -> None:
         except ConfigError as error:
             typer.echo(f"agent-{number} cannot start: {path}: {error}", err=True)
             continue
-        has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.labels}
+        has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.count}
+        has |= {"samples.targets": config.samples.targets, "samples.edges": config.samples.edges}
         has |= {"model": config.model}
-        own = agreement_of(config.method, spec.regions.count)
+        own = agreement_of(config.method, spec.regions.count, config.samples.numbers)
         for ours, theirs in ((wanted, has), (terms, own)):
             for key in sorted(ours.keys() | theirs.keys()):
                 if ours.get(key) != theirs.get(key):

@@ -45,12 +45,16 @@ def plan(
     clients_per_label: Annotated[
         int | None,
         typer.Option(
-            help="The fewest devices that should store a label (default: 5, or the file's)."
+            max=_LARGEST,
+            help="The fewest devices that should store a label (default: 5, or the file's).",
         ),
     ] = None,
     labels_per_client: Annotated[
         int | None,
-        typer.Option(help="The most labels a device stores (default: all it sees, or the file's)."),
+        typer.Option(
+            max=_LARGEST,
+            help="The most labels a device stores (default: all it sees, or the file's).",
+        ),
     ] = None,
     quantities: Annotated[
         Literal["even", "frequent"] | None,
@@ -110,7 +114,7 @@ def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
             return _checked(*_read_csv(text))
-        found = msgspec.convert(json.loads(text), Profiles)
+        found = msgspec.convert(json.loads(text, object_pairs_hook=_without_twins), Profiles)
         counts = len(found.capacity), len(found.velocity[0]) if found.velocity else 0
         return _checked(found, *(tuple(map(str, range(count))) for count in counts))
     except OSError as error:
@@ -127,15 +131,26 @@ def read_profiles(path: Path) -> tuple[Profiles, Names, Names]:
         raise DataError(f"{path}: {error}") from error
 
 
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; a key that is there twice would silently lose its first value."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"the key '{key}' is there {count} times")
+    return dict(pairs)
+
+
 def _read_csv(text: str) -> tuple[Profiles, Names, Names]:
     rows = [row for row in csv.reader(text.splitlines()) if row]
     header = [cell.strip() for cell in rows[0]] if rows else []
     if header[:2] != ["device", "capacity"] or len(header) < 3:
         raise ValueError("the first line must be 'device,capacity' and one column for each label")
     names, labels = tuple(row[0].strip() for row in rows[1:]), tuple(header[2:])
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ValueError(f"device '{name}' is there twice")
+    for kind, known in (("device", names), ("label", labels)):
+        for name, count in Counter(known).items():
+            if count > 1:
+                raise ValueError(f"{kind} '{name}' is there twice")
+            if not name:
+                raise ValueError(f"a {kind} has no name")
     numbers: list[Any] = [[_number(cell, row[0]) for cell in row[1:]] or [0.0] for row in rows[1:]]
     return Profiles([row[0] for row in numbers], [row[1:] for row in numbers]), names, labels
 

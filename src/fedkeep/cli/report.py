@@ -15,6 +15,7 @@ from fedkeep.core.registry import did_you_mean
 from fedkeep.records import Comparison, Run, compare, read_runs
 from fedkeep.records import tables as words
 from fedkeep.records.figures import accuracy_figure
+from fedkeep.records.tensorboard import write_events
 from fedkeep.web.report import html as page
 
 
@@ -41,6 +42,10 @@ def report(
     figure: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the accuracy as a figure: .pdf, .svg or .png."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write every run as event files of TensorBoard."),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -73,6 +78,9 @@ def report(
         write(latex, words.latex(comparison))
     if figure is not None:
         _write_figure(runs, figure)
+    if tensorboard is not None:
+        for folder in write_events(runs, tensorboard):
+            typer.echo(f"wrote {folder}", err=True)
     if html is not None:
         write(html, page(runs, comparison, directory.resolve().name))
 

@@ -16,6 +16,7 @@ from fedkeep.cli.report import print_tables
 from fedkeep.config.aliases import current_option
 from fedkeep.config.experiment import RunSpec, expand, override, read_experiment
 from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.files import folder_for_records
 from fedkeep.records import compare, read_runs
 from fedkeep.records.measures import has_diverged
 from fedkeep.sim.assembly import load_data
@@ -88,7 +89,7 @@ def play_all(
 ) -> None:
     """Execute the runs with one progress display; print beforehand how long it will take."""
     console = Console(stderr=True)
-    make_folder(directory)
+    folder_for_records(directory)
     if not resume and any(record_path(cell, directory).exists() for cell in cells):
         raise FedkeepError(
             f"{directory} holds records already: add --resume to go on, or --out for another place"
@@ -101,7 +102,7 @@ def play_all(
             cell.experiment.names["task"]: cell.experiment for cell in reversed(waiting)
         }.values():
             load_data(experiment.task, experiment.seed, progress)
-    jobs = processors() if backend == "ray" else jobs
+    jobs = processors() if backend == "ray" else min(jobs, len(waiting))
     seconds = estimate_seconds(waiting, jobs)
     console.print(
         f"{len(waiting)} of {len(cells)} runs to do, "
@@ -115,15 +116,6 @@ def play_all(
         raise FedkeepError(
             f"stopped; what is done is in {directory}. Go on with: {command}"
         ) from None
-
-
-def make_folder(directory: Path) -> None:
-    """Make the folder for records, so that a failure is reported before anything runs."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = f"cannot keep records in {directory}: {error.strerror}"
-        raise FedkeepError(f"{why}; choose another with --out") from error
 
 
 @contextmanager

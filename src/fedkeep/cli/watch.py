@@ -1,5 +1,7 @@
 """`fedkeep watch`: the live page."""
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +28,9 @@ def watch(
     ] = None,
 ) -> None:
     """Show runs live in the browser."""
-    server = LiveServer(source, host, port, token)
+    from fedkeep.deploy.services import troubles
+
+    folder = Path(source).absolute().parent  # where a fleet's supervisor notes its processes
+    server = LiveServer(source, host, port, token, partial(troubles, folder))
     typer.echo(f"Watching {source} at {server.url} (Ctrl-C stops)")
     server.run()

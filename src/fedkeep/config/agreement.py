@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from fedkeep.config.method import MethodConfig
 from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.targets import NumberTargets
 from fedkeep.protocol.wire import VERSION
 
 _MOST_TERMS, _LONGEST = 32, 64
@@ -22,11 +23,15 @@ DEFAULTS: dict[str, str] = {
     "regions": "1",
     "weights.client_label": "0",
     "protocol": "1",
+    "samples.targets": "class",
+    "samples.edges": "[]",
 }
 """The terms that must agree, by the key that sets them, each with the value that is not sent."""
 
 
-def agreement_of(method: MethodConfig, regions: int) -> dict[str, str]:
+def agreement_of(
+    method: MethodConfig, regions: int, targets: NumberTargets | None = None
+) -> dict[str, str]:
     """List the terms of a method that server and devices must have alike.
 
     Parameters
@@ -35,6 +40,8 @@ def agreement_of(method: MethodConfig, regions: int) -> dict[str, str]:
         A fleet's or a device's method.
     regions : int
         The number of regions that a plan divides.
+    targets : NumberTargets, optional
+        What targets look like that are numbers; None: they are labels.
 
     Returns
     -------
@@ -58,6 +65,8 @@ def agreement_of(method: MethodConfig, regions: int) -> dict[str, str]:
         "regions": str(regions),
         "weights.client_label": f"{method.weights.client_label:g}",
         "protocol": str(VERSION),
+        "samples.targets": "class" if targets is None else "number",
+        "samples.edges": "[]" if targets is None else str(list(targets.edges)),
     }
     return {key: value for key, value in terms.items() if value != DEFAULTS[key]}
 

@@ -153,6 +153,13 @@ _DEFAULTS: dict[str, Table] = {
         "checkpoint_every": 100,
         "prequential": False,
     },
+    "waiting": {
+        "share": 0.0,
+        "rule": "random",
+        "max_age": None,
+        "early_labels": 64,
+        "pseudo_labels": None,
+    },
     "policy.fedbalancer": {
         "variant": "paper",
         "window": 50,
@@ -302,9 +309,8 @@ def canonical_form(experiment: Described, tables: Mapping[str, Any]) -> Table:
         "names": names,
     }
     for key, options in tables.items():
-        found = _set_options(key, names.get(key), options)
-        if found or key not in _LATER:
-            form[key] = found
+        if key not in _LATER or options != type(options)():
+            form[key] = _set_options(key, names.get(key), options)
     for key, default in _NAMED_BY_OPTION.items():
         if ":" in names.get(key, default):
             continue

@@ -85,7 +85,7 @@ def build_device(
         waiting = WaitingRoom(
             method.waiting,
             slots,
-            labels,
+            labels if targets is None else 1,
             child_seed(seed, "waiting"),
             None if draw_seed is None else child_seed(draw_seed, "waiting"),
             journal,

@@ -98,7 +98,9 @@ def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:
     bases = table.pop("base", [])
     below: Table = {}
     for base in bases if isinstance(bases, list) else [bases]:
-        below = merged(below, read_experiment(path.parent / str(base), (*above, path.resolve())))
+        if not isinstance(base, str):
+            raise ConfigError(f"'base' in {path} must be the name of a file, got {base!r}")
+        below = merged(below, read_experiment(path.parent / base, (*above, path.resolve())))
     return merged(below, table)
 
 
@@ -131,7 +133,10 @@ def resolve(table: Table) -> Experiment:
     >>> experiment.label, experiment.storage.capacity, experiment.train.epochs
     ('ode', 5, 5)
     """
+    if not isinstance(table, dict):
+        raise ConfigError(f"an experiment is a table of tables, got {table!r}")
     table = current(table)
+    _check_label(table.get("label"))
     for key in table:
         if key not in _KEYS:
             raise ConfigError(f"unknown key '{key}': {did_you_mean(key, _KEYS)}")
@@ -148,6 +153,13 @@ def resolve(table: Table) -> Experiment:
         **method,
         **data,
     )
+
+
+def _check_label(label: object) -> None:
+    """Reject what could not name a file or head a column."""
+    if label is None or (isinstance(label, str) and label and label.isprintable()):
+        return
+    raise ConfigError(f"'label' must be a name of printable characters, got {label!r}")
 
 
 def _with_rate_of(task: type[Task], table: Table) -> Table:
@@ -199,6 +211,8 @@ def expand(table: Table) -> list[RunSpec]:
     table = current(table)
     sweep, methods = table.pop("sweep", {}), table.pop("methods", {})
     if isinstance(methods, list):
+        if not methods or len(set(map(str, methods))) < len(methods):
+            raise ConfigError(f"'methods' must be one or more different names, got {methods!r}")
         methods = method_tables(map(str, methods))
     if not isinstance(sweep, dict) or not isinstance(methods, dict):
         raise ConfigError("'sweep' and 'methods' must be tables")

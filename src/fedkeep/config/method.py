@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fedkeep.config.aliases import current
 from fedkeep.config.method_components import REGIONS, find_policy
@@ -16,13 +16,14 @@ from fedkeep.core.gradient_exchange import GradientExchange, GradientSource, gra
 from fedkeep.core.planning.greedy import COORDINATORS, Coordinator, Uncoordinated
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
-from fedkeep.core.regions import LabelRegions, Regions
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.registry import Registry, did_you_mean
 from fedkeep.core.rules.options import Rule, check_rules, conditions
 from fedkeep.core.rules.options import described as described_rules
 from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
+from fedkeep.core.targets import NumberTargets, targets_of
 from fedkeep.core.types import Vector
 from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import UNCOORDINATED, Weighting
@@ -177,6 +178,8 @@ class Method(MethodConfig):
             aggregation=self.aggregation,
             limits=self.limits,
             seed=self.seed,
+            gradient_layout=self.exchange.layout(learner),
+            noisy_gradients=self.privacy.protects("estimator"),
         )
 
 
@@ -185,22 +188,39 @@ class Samples:
     """`samples`: what every device's samples look like."""
 
     shape: tuple[int, ...]
-    labels: int
+    labels: int | None = None
+    """How many there are; of numbers to predict, leave it out."""
     names: tuple[str, ...] = ()
     """Of the labels, for people; their numbers unless given."""
+    targets: Literal["class", "number"] = "class"
+    """Whether targets are labels, or numbers to predict."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: intervals stand for labels in
+    plan and profiles. Empty: one interval."""
+    width: int = 1
+    """How many numbers a sample's target is, where targets are numbers."""
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape must be one or more positive numbers, got {list(self.shape)}")
-        if self.labels < 2:
+        count, numbers = targets_of(self.targets, self.labels, self.edges, self.width)
+        if numbers is None and count < 2:
             raise ValueError(
-                f"labels must be at least 2, got {self.labels}: "
-                "fedkeep values samples of a classifier"
+                f"labels must be at least 2, got {count}: a classifier tells some apart; of "
+                'numbers to predict set targets = "number"'
             )
-        if self.names and len(self.names) != self.labels:
-            raise ValueError(
-                f"names must be {self.labels}, one for each label, got {len(self.names)}"
-            )
+        if self.names and len(self.names) != count:
+            raise ValueError(f"names must be {count}, one for each label, got {len(self.names)}")
+
+    @property
+    def count(self) -> int:
+        """The number of labels, or of the intervals of numbers."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[0]
+
+    @property
+    def numbers(self) -> NumberTargets | None:
+        """What targets look like that are numbers; None: they are labels."""
+        return targets_of(self.targets, self.labels, self.edges, self.width)[1]
 
 
 @dataclass(frozen=True)
@@ -220,18 +240,23 @@ class FleetSpec(Method):
     @cached_property
     def learner(self) -> Learner:
         """The learner of `[model]`, for samples of this form."""
-        return learner_of(self.model, self.samples.shape, self.samples.labels)
+        samples = self.samples
+        return learner_of(self.model, samples.shape, samples.count, samples.numbers)
 
     @property
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
         divided = self.policy.balanced or self.names["coordinator"] != "none"
-        return LabelRegions(self.samples.labels if divided else 1)
+        if divided and self.samples.numbers is not None:
+            return TargetRegions(self.samples.numbers)
+        return LabelRegions(self.samples.count if divided else 1)
 
     @property
     def label_names(self) -> tuple[str, ...]:
         """The labels' names; their numbers where none are given."""
-        return self.samples.names or tuple(str(label) for label in range(self.samples.labels))
+        if self.samples.numbers is not None and not self.samples.names:
+            return self.samples.numbers.names
+        return self.samples.names or tuple(str(label) for label in range(self.samples.count))
 
     def server(self) -> Server:
         """Make the server with the initial model of the seed."""

@@ -20,6 +20,9 @@ from fedkeep.learn.losses import NumberLoss
 from fedkeep.learn.models import learner_for
 from fedkeep.tables import Table
 
+_LARGEST = 2**31 - 1
+"""Of counts: a slip of the pen beyond it would end in hours without an answer."""
+
 
 @dataclass(frozen=True)
 class StorageOptions(StoreRules):
@@ -42,7 +45,7 @@ class StorageOptions(StoreRules):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.capacity, int):
-            check_range(self, "capacity", least=1)
+            check_range(self, "capacity", least=1, most=_LARGEST)
         elif not self.capacity or min(self.capacity) < 1:
             raise ValueError(f"capacity must be 1 or more for each device, got {self.capacity}")
         check_range(self, "capacity_spread", least=0, below=math.inf)
@@ -136,7 +139,7 @@ class TrainOptions(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "rounds", least=1)
+        check_range(self, "rounds", least=1, most=_LARGEST)
         check_range(self, "participation", above=0, most=1)
         check_range(self, "dropout", least=0, below=1)
 

@@ -1,6 +1,9 @@
 """Bounds of options: the same sentence wherever a number is out of them."""
 
 from math import inf, isfinite
+from operator import index
+
+from fedkeep.core.errors import ConfigError
 
 
 def check_range(
@@ -34,3 +37,33 @@ def check_range(
             least <= value <= most and above < value and (below is None or value < below)
         ):
             raise ValueError(f"{name} must {must}, got {value}")
+
+
+def check_whole(name: str, value: object, least: int = 0) -> int:
+    """Return an argument that must be a whole number, of whatever integer type.
+
+    >>> check_whole("rounds", 5, least=1)
+    5
+    >>> check_whole("rounds", "many", least=1)
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: rounds must be a whole number of at least 1, got 'many'
+    """
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return number
+
+
+def check_number(name: str, value: object, above: float = 0.0) -> float:
+    """Return an argument that must be a finite number above a bound.
+
+    >>> check_number("minutes", float("nan"))
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: minutes must be a finite number above 0, got nan
+    """
+    if isinstance(value, int | float) and above < value < inf and not isinstance(value, bool):
+        return float(value)
+    raise ConfigError(f"{name} must be a finite number above {above:g}, got {value!r}")

@@ -284,8 +284,8 @@ class Device:
             self.waiting.rank(self.predict)
 
     def predict(self, x: AnyArray) -> FloatArray | None:
-        """Give the probability of each label under the present model; None without a model."""
-        if self.model is None or not len(x):
+        """Give the probability of each label under the present model, if the waiting room asks."""
+        if self.model is None or not len(x) or self.waiting is None or not self.waiting.predicts:
             return None
         logits = np.asarray(self.learner.logits(self.model, x), dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -759,7 +759,10 @@ class Device:
                 plan["quotas"], plan["label_weights"], float(plan["mass_per_slot"])
             )
         if selection.divides and selection.frequencies.targets.any():
-            self.store.configure(selection.frequencies.targets)
+            if selection.frequencies.targets.sum() > self.capacity:  # some slots are others' now
+                selection.divide()
+            else:
+                self.store.configure(selection.frequencies.targets)
         self.model = selection.global_gradient = self.probe = None
         if "model" in state:
             self.set_model(state["model"], state.get("direction"))

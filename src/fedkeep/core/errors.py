@@ -66,6 +66,7 @@ class RejectionReason(StrEnum):
     ESTIMATOR_SHAPE = "estimator-shape"
     ESTIMATOR_DTYPE = "estimator-dtype"
     ESTIMATOR_NOT_FINITE = "estimator-not-finite"
+    ESTIMATOR_CONTRADICTS = "estimator-contradicts"
     MODEL_SHAPE = "model-shape"
     MODEL_DTYPE = "model-dtype"
     MODEL_NOT_FINITE = "model-not-finite"

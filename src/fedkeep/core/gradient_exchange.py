@@ -19,6 +19,7 @@ from fedkeep.core.gradients import (
     LocalGradientEstimator,
     global_estimator,
 )
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import DescribedState, GradientProbe, Learner, PerSampleGradients
 from fedkeep.core.types import Batch, IntArray, TrainOrder, Vector
@@ -203,6 +204,10 @@ class GradientExchange(ABC):
         """Give the length of the vectors that go up and come down."""
         return learner.gradient_size
 
+    def layout(self, learner: Learner) -> GradientLayout | None:  # noqa: ARG002
+        """Give the layout of the vectors; None where they are gradients number by number."""
+        return None
+
     @abstractmethod
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:
         """Make the device's half.
@@ -327,6 +332,11 @@ class SharedGist(GradientExchange):
     def size(self, learner: Learner) -> int:
         """Give the length of the vectors."""
         return self.options.layout(learner).size
+
+    def layout(self, learner: Learner) -> GradientLayout | None:
+        """Give the layout of the vectors; None where gists are kept whole."""
+        layout = self.options.layout(learner)
+        return None if layout.whole else layout
 
     def sender(self, learner: Learner, regions: int, clip: float | None) -> GradientSender:  # noqa: ARG002
         """Make the device's half."""

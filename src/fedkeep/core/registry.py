@@ -19,6 +19,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     words = sorted(known)
     near = get_close_matches(word, words, n=1)
+    if not words:
+        return "there are none"
     return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(words)}"
 
 

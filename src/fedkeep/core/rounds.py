@@ -7,6 +7,7 @@ import numpy as np
 
 from fedkeep.core.errors import RejectionReason
 from fedkeep.core.outliers import robust_cap
+from fedkeep.core.targets import WORST_R2, scores_of_sums
 from fedkeep.core.types import AnyArray, DeviceId, FloatArray
 
 _TRIM = 0.2
@@ -65,7 +66,10 @@ def report_cuts(
 
 
 def merge_evaluations(
-    evaluations: Mapping[DeviceId, tuple[int, float, int]], *, capped: bool = True
+    evaluations: Mapping[DeviceId, tuple[int, float, int]],
+    *,
+    capped: bool = True,
+    errors: Mapping[DeviceId, Sequence[float]] | None = None,
 ) -> tuple[dict[str, float], list[Rejection]]:
     """Merge devices' evaluations into loss, accuracy and a robust accuracy over all samples.
 
@@ -79,6 +83,10 @@ def merge_evaluations(
     capped : bool
         Whether no device counts more samples than the fleet's own counts allow, and no loss beyond
         a hundred times the median.
+    errors : Mapping, optional
+        Where targets are numbers, by device what `targets.error_sums` gives: `rmse`, `mae` and `r2`
+        are among the figures then, and R2 stands for accuracy; a device's own is by the variance of
+        all targets.
 
     Returns
     -------
@@ -97,15 +105,39 @@ def merge_evaluations(
         counted = np.minimum(samples, robust_cap(samples))
         means = np.minimum(reported_means, _MAX_LOSS_RATIO * (np.median(reported_means) or np.inf))
     bounded_weights = np.minimum(samples, np.quantile(samples, 0.75))
+    shares, numbers = correct / samples, dict[str, float]()
+    if errors:
+        shares, numbers = _number_figures([errors.get(d) for d in devices], samples, counted)
     merged = {
         "samples": float(counted.sum()),
         "loss": float(means @ counted / counted.sum()),
-        "accuracy": float((correct / samples) @ counted / counted.sum()),
-        "accuracy_robust": _trimmed_mean(correct / samples, bounded_weights),
+        "accuracy": numbers.get("r2", float(shares @ counted / counted.sum())),
+        "accuracy_robust": _trimmed_mean(shares, bounded_weights),
+        **numbers,
     }
     cuts = report_cuts("count", RejectionReason.COUNT_CUT, devices, samples, counted)
     cuts += report_cuts("loss", RejectionReason.LOSS_CUT, devices, reported_means, means)
     return merged, cuts
+
+
+def _number_figures(
+    sums: Sequence[Sequence[float] | None], samples: FloatArray, counted: FloatArray
+) -> tuple[FloatArray, dict[str, float]]:
+    """Return each device's R2 by the variance of all targets, and the figures of all together.
+
+    A device that sent no sums counts as the worst.
+    """
+    known = np.array([own is not None for own in sums])
+    means = np.array([own if own is not None else (0.0,) * 4 for own in sums]) / samples[:, None]
+    weights = np.where(known, counted, 0.0)
+    total = weights.sum()
+    if not total:
+        return np.full(len(sums), WORST_R2), {}
+    pooled = weights @ means
+    variance = pooled[3] / total - (pooled[2] / total) ** 2
+    own_r2 = 1 - means[:, 0] / max(variance, 1e-30)
+    r2 = np.where(known, np.maximum(WORST_R2, own_r2), WORST_R2)
+    return r2, scores_of_sums(total, pooled.tolist())
 
 
 def _trimmed_mean(values: FloatArray, weights: FloatArray) -> float:

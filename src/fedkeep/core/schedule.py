@@ -1,6 +1,7 @@
 """How devices train locally over the rounds."""
 
 from dataclasses import dataclass
+from math import inf
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.types import LocalTraining
@@ -23,7 +24,7 @@ class Schedule(LocalTraining):
     """Rounds between two such steps."""
 
     def __post_init__(self) -> None:
-        check_range(self, "learning_rate", above=0)
+        check_range(self, "learning_rate", above=0, below=inf)
         check_range(self, "epochs", "decay_every", "batch_size", least=1)
         check_range(self, "decay", above=0, most=1)
         check_range(self, "proximal", least=0)

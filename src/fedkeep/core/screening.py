@@ -13,10 +13,15 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.planning.profiles import FASTEST
 from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, TrainOrder, Vector
 
+_DISAGREEMENT = {"float32": 0.01, "float16": 0.02, "int8": 0.25, "uint8": 1.0}
+"""How far the products of a sketch may differ in each form that it is packed in: more than twice
+what was seen of honest devices at ranks from 4 on. `uint8` holds two numbers of 4 bits."""
 _ROUNDING = 1e-6
 """What sums of many numbers on a grid may be off by."""
 _SUM_SLACK = 1.001
@@ -207,6 +212,39 @@ def screen_gradient(gradient: Any, size: int, samples: int, limits: Limits) -> V
             RejectionReason.LARGE_ESTIMATOR, f"its norm is above {limits.gradient_norm:g}"
         )
     return valid
+
+
+def screen_sketch(gradient: Vector, layout: GradientLayout, limits: Limits) -> None:
+    """Check that the two products of a sketch are of one matrix.
+
+    Both lead to the same small matrix, Psi M Omega, up to the rounding of the sketch. What is made
+    up without a gradient contradicts itself; noise for privacy does, too, and is not checked.
+
+    Parameters
+    ----------
+    gradient : Vector
+        A valid local gradient, in that layout.
+    layout : GradientLayout
+        How it is represented; of one that is kept whole nothing is checked.
+    limits : Limits
+        With `enabled = false` nothing is checked.
+
+    Raises
+    ------
+    RejectedError
+        If they differ by more than the encoding in which it came can make them.
+    """
+    if layout.whole or not limits.enabled:
+        return
+    packed = gradient.packed if isinstance(gradient, PackedVector) else None
+    form = "float32" if packed is None else str(packed["packed"].dtype)
+    found, most = layout.disagreement(np.asarray(gradient)), _DISAGREEMENT[form]
+    if not found <= most:
+        raise RejectedError(
+            RejectionReason.ESTIMATOR_CONTRADICTS,
+            f"the two products of its sketch differ by {found:.2g} of their length; rounding in "
+            f"{form} explains {most:g}",
+        )
 
 
 def screen_sum(updates: FloatArray, weight: float, gradient: Vector | None, limits: Limits) -> None:

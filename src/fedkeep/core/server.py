@@ -10,6 +10,7 @@ from fedkeep.core.aggregation.pipeline import UpdatePipeline
 from fedkeep.core.claims import ClaimAudit, cap_profiles
 from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.gradients import Estimate, GivenEstimator, GlobalEstimator
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.planning.greedy import Coordinator
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FleetProfiles
@@ -75,6 +76,10 @@ class Server:
         Of the selection of participants.
     staleness : int
         Rounds after which a late local gradient counts no more.
+    gradient_layout : GradientLayout, optional
+        How local gradients are represented; None: number by number.
+    noisy_gradients : bool
+        Whether devices add noise to them.
 
     Raises
     ------
@@ -116,6 +121,8 @@ class Server:
         limits: Limits = Limits(),
         seed: int = 0,
         staleness: int = STALENESS,
+        gradient_layout: GradientLayout | None = None,
+        noisy_gradients: bool = False,
     ) -> None:
         self._model = model
         self._gradient_size, self._regions, self._seed = gradient_size, regions, seed
@@ -127,7 +134,7 @@ class Server:
         self._rates_known = True
         """False where the plan came from profiles that this server cannot read."""
         self._accepted: dict[DeviceId, int] = {}
-        self._pipeline = UpdatePipeline(aggregation, limits)
+        self._pipeline = UpdatePipeline(aggregation, limits, gradient_layout, noisy=noisy_gradients)
         self._audit = ClaimAudit()
         self._profiles: dict[DeviceId, Profile] = {}
         """As last declared, for a new plan where the audit penalises; unknown after a restart."""

@@ -300,6 +300,7 @@ class MemoryStore:
 
     def relabel(self, id_: int, label: Any, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample; what no longer fits its region's slots goes."""
+        self._settle()
         entry = self._entries[id_]
         self._drop(entry)
         entry.y, entry.region, entry.score = label, region, score

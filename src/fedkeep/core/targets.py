@@ -4,6 +4,7 @@ A batch's `y` is labels, int64, or such targets, float64; what is made of them i
 in the loss alone. Everything else of the core takes regions, which are whole numbers either way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,9 @@ from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 LARGEST_TARGET = 1e12
 """The largest absolute value of a target; its square must still be a number in float32."""
+
+WORST_R2 = -1.0
+"""Models that are worse count as this: a single one that diverged would decide any mean."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,91 @@ class NumberTargets:
         """Make what came the targets of a batch: float64, (n,), or (n, width) of several."""
         array = np.asarray(y, dtype=np.float64)
         return array.reshape(len(array)) if self.width == 1 else array.reshape(-1, self.width)
+
+
+def targets_of(
+    kind: str, labels: int | None, edges: tuple[float, ...], width: int
+) -> tuple[int, NumberTargets | None]:
+    """Read what a configuration says of targets.
+
+    Parameters
+    ----------
+    kind : str
+        `class` or `number`.
+    labels : int or None
+        The number of labels, where it is given.
+    edges, width
+        As in `NumberTargets`.
+
+    Returns
+    -------
+    tuple
+        The number of labels, or of intervals; and what targets look like that are numbers.
+
+    Raises
+    ------
+    ValueError
+        If options are missing, or about the other kind of targets.
+
+    Examples
+    --------
+    >>> targets_of("class", 10, (), 1), targets_of("number", None, (5.0,), 1)
+    ((10, None), (2, NumberTargets(edges=(5.0,), width=1)))
+    """
+    if kind == "number":
+        if labels is not None:
+            raise ValueError("labels are of classes, and targets are numbers: leave labels out")
+        targets = NumberTargets(edges, width)
+        return targets.regions, targets
+    if kind != "class":
+        raise ValueError(f'targets must be "class" or "number", got {kind!r}')
+    if edges or width != 1:
+        given = "edges" if edges else "width"
+        raise ValueError(f'{given} is for numbers to predict: set targets = "number", too')
+    if labels is None:
+        raise ValueError('labels is missing: give their number, or targets = "number"')
+    return labels, None
+
+
+def residuals(predicted: AnyArray, y: AnyArray) -> FloatArray:
+    """Compute prediction less target; one that is no number is very far off."""
+    off = np.asarray(predicted - y, dtype=np.float64)
+    far = np.nan_to_num(off, nan=LARGEST_TARGET, posinf=LARGEST_TARGET, neginf=-LARGEST_TARGET)
+    return np.clip(far, -LARGEST_TARGET, LARGEST_TARGET)
+
+
+def error_sums(predicted: AnyArray, y: AnyArray) -> FloatArray:
+    """Sum what scores of numbers follow from, so that those of several devices can be added.
+
+    Returns
+    -------
+    FloatArray
+        Squared errors, absolute errors, targets and squared targets, (4,); of several targets a
+        sample, their means.
+    """
+    off, exact = (
+        array.reshape(len(y), -1) for array in (residuals(predicted, y), np.asarray(y, np.float64))
+    )
+    columns = (off**2, np.abs(off), exact, exact**2)
+    return np.array([column.mean(axis=1).sum() for column in columns])
+
+
+def scores_of_sums(samples: float, sums: Sequence[float]) -> dict[str, float]:
+    """Compute RMSE, MAE and R2 from what `error_sums` added up over so many samples.
+
+    >>> y = np.array([1.0, 2.0, 3.0, 4.0])
+    >>> scores = scores_of_sums(4, error_sums(np.array([1.0, 2.0, 3.0, 6.0]), y))
+    >>> scores["rmse"], scores["mae"], round(scores["r2"], 3)
+    (1.0, 0.5, 0.2)
+    """
+    squared, absolute, mean, square = (float(total) / samples for total in sums)
+    variance = square - mean**2
+    # What is left of rounding where all targets are one number is no variance.
+    if variance <= 1e-12 * square:
+        r2 = 1.0 if squared == 0 else WORST_R2
+    else:
+        r2 = max(WORST_R2, 1 - squared / variance)
+    return {"rmse": squared**0.5, "mae": absolute, "r2": r2}
 
 
 def quantile_edges(y: AnyArray, regions: int) -> tuple[float, ...]:

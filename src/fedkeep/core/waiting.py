@@ -26,6 +26,8 @@ UNLABELLED = -1
 WaitingRule: TypeAlias = Literal[
     "random", "balanced", "uncertain", "balanced-uncertain", "newest", "oldest"
 ]
+_PATIENCE = 2
+"""Times the longest wait that ended in a label, for which a sample may wait."""
 _BALANCED = ("balanced", "balanced-uncertain")
 COUNTED = ("arrived", "labelled", "pseudo", "displaced", "expired", "early_lost")
 """What a room counts since it was made, in the order of its state."""
@@ -43,8 +45,8 @@ class WaitingOptions:
     `balanced` by predicted label, the most `uncertain` ones, these balanced, the `newest` or the
     `oldest`."""
     max_age: int | None = None
-    """Arrivals without a label after which a sample waits no longer; None: as long as its rule
-    keeps it."""
+    """Arrivals without a label after which a sample waits no longer; None: twice the longest wait
+    after which a label has come so far; 0: it waits for as long as its rule keeps it."""
     early_labels: int = 64
     """Labels that are remembered if they come before their samples; the oldest are forgotten
     first."""
@@ -54,7 +56,7 @@ class WaitingOptions:
 
     def __post_init__(self) -> None:
         check_range(self, "share", least=0, below=1)
-        check_range(self, "max_age", least=1)
+        check_range(self, "max_age", least=0)
         check_range(self, "early_labels", least=0, most=1 << 20)
         check_range(self, "pseudo_labels", above=0, most=1)
         if self.share == 0 and self.pseudo_labels is not None:
@@ -177,12 +179,20 @@ class WaitingRoom:
         self.early: dict[int, float] = {}
         """Labels that came before their samples, by id, oldest first."""
         self.counts = dict.fromkeys(COUNTED, 0)
+        self.longest = 0
+        """The longest wait, in arrivals, after which a label has come."""
 
     def __len__(self) -> int:
         return len(self._x)
 
     def __contains__(self, id_: int) -> bool:
         return id_ in self._x
+
+    @property
+    def predicts(self) -> bool:
+        """Whether anything here depends on what the model predicts."""
+        by_rule = self.options.rule in ("uncertain", *_BALANCED)
+        return self._labels > 1 and (by_rule or self.options.pseudo_labels is not None)
 
     @property
     def ids(self) -> IntArray:
@@ -244,6 +254,9 @@ class WaitingRoom:
         for id_ in ids.tolist():
             self.early.pop(id_, None)
             if id_ in self._x:
+                if how == Departure.LABELLED:
+                    wait = self.counts["arrived"] - self._places[id_][1].arrival
+                    self.longest = max(self.longest, wait)
                 self._take_out(id_)
                 self.counts[how.name.lower()] += 1
                 if self._journal is not None:
@@ -272,7 +285,7 @@ class WaitingRoom:
 
     def rank(self, predict: Callable[[AnyArray], FloatArray | None]) -> None:
         """Rank what waits anew, under another model."""
-        if not len(self):
+        if not len(self) or not self.predicts:
             return
         ids, arrivals = self.ids, self.arrivals
         x = self.x(ids.tolist())
@@ -289,6 +302,7 @@ class WaitingRoom:
         """Describe the arrays of `snapshot`; with a journal, samples have a place of their own."""
         spec = {
             "counts": ArraySpec((len(COUNTED),), np.int64),
+            "longest": ArraySpec((), np.int64),
             "early.ids": ArraySpec((self.options.early_labels,), np.int64, bounded=True),
             "early.labels": ArraySpec((self.options.early_labels,), np.float64, bounded=True),
         }
@@ -299,6 +313,7 @@ class WaitingRoom:
         """Take the state as plain arrays."""
         state: State = {
             "counts": np.array([*self.counts.values()], dtype=np.int64),
+            "longest": np.array(self.longest),
             "early.ids": np.array([*self.early], dtype=np.int64),
             "early.labels": np.array([*self.early.values()], dtype=np.float64),
         }
@@ -308,8 +323,14 @@ class WaitingRoom:
         return state | {"x": x, "ids": self.ids, "arrivals": self.arrivals}
 
     def restore(self, state: State) -> None:
-        """Become what `snapshot` described; `rank` then ranks it under the device's model."""
+        """Become what `snapshot` described; `rank` then ranks it under the device's model.
+
+        A state from before there was a waiting room leaves it empty.
+        """
+        if "counts" not in state:
+            state = {name: form.fresh() for name, form in self.state_spec().items() if name != "*"}
         self.counts = dict(zip(COUNTED, state["counts"].tolist(), strict=True))
+        self.longest = int(state["longest"])
         early = (state["early.ids"].tolist(), state["early.labels"].tolist())
         self.early = dict(zip(*early, strict=True))
         none = np.zeros(0, dtype=np.int64)
@@ -383,11 +404,11 @@ class WaitingRoom:
         return regions, keys
 
     def _expire(self, arrival: int) -> None:
-        """Let go of what came more than `max_age` arrivals before this one."""
-        if self.options.max_age is None:
-            return
-        while self._x:
+        """Let go of what has waited too long when this arrival comes."""
+        given = self.options.max_age
+        most = _PATIENCE * self.longest if given is None else given
+        while self._x and most:
             id_ = next(iter(self._x))
-            if self._places[id_][1].arrival >= arrival - self.options.max_age:
+            if self._places[id_][1].arrival >= arrival - most:
                 return
             self.leave(np.array([id_]), Departure.EXPIRED)

@@ -7,9 +7,11 @@ network flows, WiFi scans.
 import csv
 import math
 import re
+import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from pathlib import Path
@@ -19,7 +21,8 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError, DataError, optional_import
-from fedkeep.core.types import AnyArray, IntArray
+from fedkeep.core.targets import NumberTargets, quantile_edges
+from fedkeep.core.types import AnyArray, FloatArray, IntArray
 from fedkeep.data.cache import Progress, RemoteFile, obtain
 from fedkeep.data.federation import Federation, ModelSpec, Ownership, hold_out
 from fedkeep.data.partition import partition_from
@@ -105,8 +108,21 @@ class Custom:
     """The arguments of the model's factory, e.g. { hidden = [64] }."""
     rounds_per_pass: int = 500
     """Rounds in which a device sees each of its samples once."""
+    target: Literal["class", "number"] | None = None
+    """What the label is: a `class`, or a `number` to predict. None: text is a class, and so are
+    at most 20 different whole numbers; more, with fractions, are numbers to predict; what it is
+    else nobody can tell, and you are asked."""
+    edges: tuple[float, ...] = ()
+    """Where one interval of the numbers ends and the next begins: slots are divided among intervals
+    as among labels."""
+    intervals: int = 4
+    """Without `edges`: so many intervals with about equally many of the numbers; 1: not divided."""
 
     def __post_init__(self) -> None:
+        if self.target not in (None, "class", "number"):
+            raise ValueError(f'target must be "class" or "number", got {self.target!r}')
+        check_range(self, "intervals", least=1, most=1000)
+        NumberTargets(self.edges)
         if (self.path is None) == (self.source is None):
             raise ValueError("task 'own' needs either path (a file) or source (module:function)")
         check_range(self, "test_fraction", above=0, below=1)
@@ -119,7 +135,8 @@ class Custom:
         Raises
         ------
         DataError
-            If the data cannot be read, or is not what a classifier can be trained on.
+            If the data cannot be read, is not what a model can be trained on, or leaves open
+            what the label is.
         """
         if self.path is not None:
             table = read_table(Path(self.path), self.device, self.label, self.time)
@@ -128,30 +145,49 @@ class Custom:
         else:
             table = read_iterator(str(self.source))
         x = self._features(table)
-        label_names, y = _numbered("label", table.labels, table)
-        _reject_regression(label_names, table)
+        targets, label_names, y = self._targets(table)
         moments = _moments(table)
         if moments is not None:
             order = np.argsort(moments, kind="stable")
             x, y, table = x[order], y[order], table.take(order)
-        train, test, device_names = self._devices(table, y, seed)
+        strata = y if targets is None else targets.assign(y)
+        train, test, device_names = self._devices(table, strata, seed)
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(
                     f"{table.origin} leaves no sample for {purpose}: "
                     "the model needs some for either"
                 )
-        if len(label_names) < 2:
+        if targets is None and len(label_names) < 2:
             raise DataError(
                 f"{table.origin} has a single label, '{label_names[0]}': "
                 "there is nothing to tell apart"
             )
         if self.standardise:
             x = standardised(x, train.indices, axes=0)
-        spec = ModelSpec(self.model, dict(self.model_options))
+        options = dict(self.model_options)
+        if targets is not None and ":" not in str(options.get("loss", "")):
+            options = _scale_of(y[train.indices]) | options
+        spec = ModelSpec(self.model, options)
         return Federation(
-            "own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass
+            "own", x, y, train, test, label_names, spec, device_names, self.rounds_per_pass, targets
         )
+
+    def _targets(self, table: SampleTable) -> tuple[NumberTargets | None, Names, AnyArray]:
+        """Return what targets look like, the names of labels or intervals, and the targets."""
+        if target_kind(table, self.target) == "class":
+            names, numbered = _numbered("label", table.labels, table)
+            return None, names, numbered
+        y = numbers_of(table)
+        width = y.shape[1] if y.ndim == 2 else 1
+        edges = self.edges
+        if not edges and width == 1:
+            edges = quantile_edges(y, self.intervals)
+        try:
+            targets = NumberTargets(edges, width)
+        except ValueError as error:
+            raise ConfigError(f"'task': {error}") from None
+        return targets, targets.names, y
 
     def _features(self, table: SampleTable) -> AnyArray:
         x = checked_features(table)
@@ -176,14 +212,19 @@ class Custom:
         members = partition_from(self.partition).divide(y, natural, seed)
         if table.test is None:
             return *hold_out(members, self.test_fraction, seed), names
-        flags = np.char.lower(np.asarray(table.test).astype(str))
-        table.reject(
-            ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")),
-            "test must be 0 or 1, got {!r}",
-            flags,
-        )
-        tested = np.isin(flags, ("1", "true", "1.0"))[members.indices]
+        tested = _tested(table, table.test)[members.indices]
         return members.where(~tested), members.where(tested), names
+
+
+def _tested(table: SampleTable, test: AnyArray) -> AnyArray:
+    """Return which samples are for testing."""
+    flags = np.char.lower(np.asarray(test).astype(str))
+    table.reject(
+        ~np.isin(flags, ("0", "1", "true", "false", "0.0", "1.0")),
+        "test must be 0 or 1, got {!r}",
+        flags,
+    )
+    return np.isin(flags, ("1", "true", "1.0"))
 
 
 def checked_features(table: SampleTable) -> AnyArray:
@@ -198,24 +239,41 @@ def checked_features(table: SampleTable) -> AnyArray:
         raise DataError(f"{table.origin} holds no sample")
     if table.x.dtype.kind not in "fiub":
         raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
-    x = np.ascontiguousarray(table.x, dtype=np.float32)
+    if not all(table.x.shape[1:]):
+        raise DataError(f"{table.origin}: a sample has no feature, x has shape {table.x.shape}")
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and named below
+        x = np.ascontiguousarray(table.x, dtype=np.float32)
     bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-    reason = f"a feature is missing, NaN or infinite ({bad.sum()} such samples)"
+    reason = f"a feature is missing, NaN, infinite or above 3e38 ({bad.sum()} such samples)"
     table.reject(bad, f"{reason}; fill in or drop them")
     return x
 
 
-def arrays_of(table: SampleTable) -> dict[str, AnyArray]:
+def arrays_of(
+    table: SampleTable, target: Literal["class", "number"] = "class"
+) -> dict[str, AnyArray]:
     """Return checked samples as plain arrays that `np.savez` stores and `Custom` reads.
 
-    Labels and devices are text, exactly as given; times are numbers or dates.
+    Labels and devices are text, exactly as given; times are numbers or dates. Targets that are
+    numbers stay numbers.
     """
-    arrays = {"x": checked_features(table), "y": exact_names("label", table.labels, table)}
-    _reject_regression(tuple(np.unique(arrays["y"]).tolist()), table)
+    arrays = {"x": checked_features(table)}
+    if target == "number":
+        arrays["y"] = numbers_of(table)
+    else:
+        arrays["y"] = exact_names("label", table.labels, table)
+        names = np.unique(arrays["y"]).tolist()
+        if len(names) < 2:
+            raise DataError(
+                f"{table.origin} have a single label, {names[0]!r}: nothing to tell apart"
+            )
     if table.devices is not None:
         arrays["device"] = exact_names("device", table.devices, table)
     if table.test is not None:
-        arrays[_TEST] = np.asarray(table.test)
+        arrays[_TEST] = _tested(table, table.test)
+        for purpose, count in (("training", ~arrays[_TEST]), ("testing", arrays[_TEST])):
+            if not count.any():
+                raise DataError(f"{table.origin} leave no sample for {purpose}: see test=")
     moments = _moments(table)
     if moments is not None:
         arrays["time"] = moments
@@ -303,31 +361,76 @@ def _numbered(what: str, values: AnyArray, table: SampleTable) -> tuple[Names, I
 
 
 _MOST_NUMBERED_LABELS = 20
-"""More labels than this, all numbers and with few samples each, are taken for a measurement."""
-_FEWEST_PER_LABEL = 10
+"""Of more labels than this, all whole numbers, nobody can tell whether they are classes."""
 
 
-def _reject_regression(names: Names, table: SampleTable) -> None:
-    """Reject labels that are measurements: fractions, or many whole numbers with few samples."""
-    advice = "fedkeep selects samples for classifiers: divide the values into classes first"
+def target_kind(
+    table: SampleTable, asked: Literal["class", "number"] | None
+) -> Literal["class", "number"]:
+    """Find out whether labels are classes, or numbers to predict.
+
+    Text is a class, and so are a few different whole numbers; many with fractions are numbers.
+
+    Raises
+    ------
+    DataError
+        If it cannot be told, with what to do.
+
+    Examples
+    --------
+    >>> readings = np.arange(25) / 4
+    >>> target_kind(SampleTable("meters", np.zeros((25, 1)), readings, None, None), None)
+    'number'
+    """
+    if asked is not None:
+        return asked
+    if table.labels.ndim != 1:
+        return "class"  # which is rejected in words that fit
     try:
-        numbers = np.array(names, dtype=np.float64)
-    except ValueError:
-        return
-    fractions = np.isfinite(numbers) & (numbers != np.round(numbers))
-    if fractions.any():
-        example = names[int(np.argmax(fractions))]
+        numbers = np.unique(table.labels.astype(np.float64))
+    except (TypeError, ValueError):
+        return "class"
+    numbers = numbers[np.isfinite(numbers)]
+    fractions = numbers[numbers != np.round(numbers)]
+    many = len(numbers) > _MOST_NUMBERED_LABELS
+    if many == (len(fractions) > 0):
+        return "number" if many else "class"
+    found = f"{len(numbers):,} different whole numbers, from {numbers[0]:g} to {numbers[-1]:g}"
+    if not many:
+        found = f"{len(numbers)} different numbers, such as {fractions[0]:g}"
+    raise DataError(
+        f"{table.origin}: the label takes {found}: say what they are, "
+        'target = "number" to predict them or target = "class" to tell them apart'
+    )
+
+
+def numbers_of(table: SampleTable) -> FloatArray:
+    """Return labels as numbers to predict, (n,) or (n, width).
+
+    Raises
+    ------
+    DataError
+        If one of them is no finite number.
+    """
+    labels = np.asarray(table.labels)
+    try:
+        found = labels.astype(np.float64)
+    except (TypeError, ValueError):
+        found = _numbers(table.origin, "label", labels.reshape(-1), table.row_name)
+    if found.ndim not in (1, 2) or (found.ndim == 2 and not found.shape[1]):
         raise DataError(
-            f"{table.origin}: the label is a measurement, "
-            f"such as {example!r} (regression); {advice}"
+            f"{table.origin}: a label must be a number or a row of them, got shape {labels.shape}"
         )
-    samples = len(table.labels)
-    if len(names) > _MOST_NUMBERED_LABELS and samples < _FEWEST_PER_LABEL * len(names):
-        raise DataError(
-            f"{table.origin}: the label takes {len(names):,} different numbers in {samples:,} "
-            f"samples, which looks like a measurement (regression); {advice}, or give classes "
-            "names that are no numbers"
-        )
+    targets = NumberTargets(width=found.shape[1] if found.ndim == 2 else 1)
+    table.reject(~targets.valid(found), "label {!r} is no finite number", labels)
+    return targets.settled(found)
+
+
+def _scale_of(y: FloatArray) -> dict[str, float]:
+    """Return what the model's outputs are measured from and in: mean and deviation, rounded."""
+    deviation = float(y.std())
+    scale = deviation if deviation > 0 else 1.0
+    return {"centre": float(f"{y.mean():.4g}"), "scale": float(f"{scale:.4g}")}
 
 
 _UNIX_TIMES = tuple((1e9 * unit, 4e9 * unit) for unit in (1, 1e3, 1e6, 1e9))
@@ -390,6 +493,8 @@ def read_table(path: Path, device: str, label: str, time: str | None = None) -> 
     if ending not in (".npz", ".csv", ".parquet"):
         raise DataError(f"{path} must end in .npz, .csv or .parquet")
     if not path.is_file():
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: name a file in it")
         raise DataError(
             f"there is no file {path}; a relative path starts at the folder where fedkeep runs"
         )
@@ -414,16 +519,14 @@ def table_of_columns(
     DataError
         If a named column or the features are missing, or a feature is text or a time.
     """
-    for key, name in (("label", label), ("time", time)):
-        if name is not None and name not in by_name:
-            known = ", ".join(by_name) or "none at all"
-            raise DataError(f"{origin} has no column {name!r}; it has {known} (set task.{key})")
+    _reject_columns(origin, by_name, device, label, time)
     features = [name for name in by_name if name not in (device, label, time, _TEST)]
     if not features:
         raise DataError(f"{origin} has no feature columns besides {', '.join(by_name)}")
     numbers = {name: _numbers(origin, name, by_name[name], row_name) for name in features}
     _reject_times(numbers, origin, "set time = '{}'")
-    x = np.stack([column.astype(np.float32) for column in numbers.values()], axis=1)
+    with np.errstate(over="ignore"):  # `checked_features` names what is beyond float32
+        x = np.stack([column.astype(np.float32) for column in numbers.values()], axis=1)
     return SampleTable(
         origin,
         x,
@@ -433,6 +536,34 @@ def table_of_columns(
         row_name,
         None if time is None else by_name[time],
     )
+
+
+def _reject_columns(
+    origin: str, by_name: Mapping[str, AnyArray], device: str, label: str, time: str | None
+) -> None:
+    """Reject a table that lacks a column that was named, or has one without a name."""
+    if not by_name:
+        raise DataError(f"{origin} is empty: its first line must name the columns")
+    named = {"label": label} | ({"time": time} if time is not None else {})
+    if device != Custom.device:  # otherwise samples may be divided among devices later
+        named["device"] = device
+    for key, name in named.items():
+        if name not in by_name:
+            known, only = ", ".join(map(repr, by_name)), next(iter(by_name))
+            split = next((mark for mark in ";\t|" if len(by_name) == 1 and mark in only), None)
+            hint = f"its cells are separated by {split!r}: save it with commas"
+            raise DataError(
+                f"{origin} has no column {name!r}; it has {known} "
+                f"({hint if split else f'set task.{key}'})"
+            )
+    roles = [name for name in (device, label, time) if name is not None]
+    if len(set(roles)) < len(roles):
+        raise DataError(f"{origin}: device, label and time must be different columns, got {roles}")
+    if "" in by_name:
+        raise DataError(
+            f"{origin}: column {list(by_name).index('') + 1} has no name: if it counts the rows, "
+            "leave it out (in pandas index=False), else name it"
+        )
 
 
 def read_iterator(name: str) -> SampleTable:
@@ -446,16 +577,23 @@ def read_iterator(name: str) -> SampleTable:
         signature(function).bind()
     except TypeError as error:
         raise ConfigError(f"source {name!r} must work without arguments: {error}") from None
-    samples = function()
+    with _named_failure(name):
+        samples = function()
     if not isinstance(samples, Iterable):
         raise DataError(
             f"{name} gave {samples!r}, not samples: it must return or yield tuples (device, x, y)"
         )
     rows: list[tuple[Any, AnyArray, Any]] = []
-    for n, sample in enumerate(samples):
+    with _named_failure(name):
+        yielded = list(samples)
+    for n, sample in enumerate(yielded):
         if not isinstance(sample, tuple) or len(sample) != 3:
             raise DataError(f"{name}: item {n} is not a tuple (device, x, y)")
-        x, first = np.asarray(sample[1]), rows[0][1].shape if rows else np.shape(sample[1])
+        try:
+            x = np.asarray(sample[1])
+        except ValueError:
+            raise DataError(f"{name}: sample {n} is no array: its rows differ in length") from None
+        first = rows[0][1].shape if rows else x.shape
         if x.shape != first:
             raise DataError(
                 f"{name}: sample {n} has shape {x.shape}, but sample 0 has {first}; "
@@ -468,6 +606,18 @@ def read_iterator(name: str) -> SampleTable:
     return SampleTable(name, np.asarray(xs), _objects(labels), _objects(devices), None)
 
 
+@contextmanager
+def _named_failure(name: str) -> Iterator[None]:
+    """Turn what a user's function raises into a sentence that says where."""
+    try:
+        yield
+    except Exception as error:  # whatever it does
+        trace = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"{name} raised {type(error).__name__}: {error} ({trace.filename}, line {trace.lineno})"
+        ) from error
+
+
 def _objects(values: Sequence[Any]) -> AnyArray:
     """Return Python values as they are: an array of numbers would round large integers."""
     found = np.empty(len(values), dtype=object)
@@ -477,7 +627,10 @@ def _objects(values: Sequence[Any]) -> AnyArray:
 
 def _read_npz(path: Path, device: str, label: str, time: str | None) -> SampleTable:
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file:
+            content = np.load(file, allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is one array (npy): save x, y and device with np.savez")
             arrays = {name: content[name] for name in content.files}
     except ValueError:
         raise DataError(
@@ -485,15 +638,17 @@ def _read_npz(path: Path, device: str, label: str, time: str | None) -> SampleTa
         ) from None
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as npz: {error}") from None
-    label = label if label in arrays else "y"
-    for needed in ("x", label, *([] if time is None else [time])):
+    label = label if label in arrays or label != Custom.label else "y"
+    named = [name for name in (time, None if device == Custom.device else device) if name]
+    for needed in ("x", label, *named):
         if needed not in arrays:
             raise DataError(
                 f"{path} has no array {needed!r}; it has {', '.join(sorted(arrays)) or 'none'}"
             )
     for name in sorted({"x", label, device, time or "x", _TEST} & set(arrays)):
-        if arrays[name].ndim == 0:
-            raise DataError(f"{path}: {name} is a single value, not one a sample")
+        if arrays[name].ndim == 0 or arrays["x"].ndim == 0:
+            single = name if arrays[name].ndim == 0 else "x"
+            raise DataError(f"{path}: {single} is a single value, not one a sample")
         if len(arrays[name]) != len(arrays["x"]):
             raise DataError(
                 f"{path}: {name} has {len(arrays[name])} entries, but x has {len(arrays['x'])}"
@@ -519,6 +674,8 @@ def _read_csv(path: Path) -> tuple[dict[str, AnyArray], RowName]:
             lines = csv.reader(file, skipinitialspace=True)
             header = [name.strip() for name in next(lines, [])]
             for cells in filter(None, lines):
+                if any("\0" in cell for cell in cells):
+                    raise DataError(f"{path}, line {lines.line_num}: a cell holds a zero byte")
                 if len(cells) != len(header):
                     here = f"{path}, line {lines.line_num}"
                     raise DataError(f"{here}: {len(cells)} cells, but the header has {len(header)}")
@@ -555,7 +712,8 @@ def _numbers(origin: str, name: str, cells: AnyArray, row_name: RowName) -> AnyA
                 float(cell)
             except ValueError:
                 raise DataError(
-                    f"{origin}, {row_name(row)}: {name} is {cell!r}, which is no number"
+                    f"{origin}, {row_name(row)}: {name} is {cell!r}, which is no number: "
+                    "leave the column out, or encode it"
                 ) from None
         raise
 

@@ -52,7 +52,8 @@ class Synthetic:
     usual_rounds_per_pass: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        check_range(self, "devices", "labels", "features", "smallest", "clusters", least=1)
+        check_range(self, "labels", least=2)
+        check_range(self, "devices", "features", "smallest", "clusters", least=1)
         check_range(self, "spread", above=0)
         check_range(self, "test_fraction", above=0, below=1)
         check_range(self, "mixed", least=0, most=1)

@@ -1,6 +1,7 @@
 """The keys of a fleet: a CA, a server certificate, an ECDSA P-384 key per node, a key-holder's."""
 
 import ipaddress
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,10 @@ with optional_import("fedkeep.flower", "flower"):
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_HOST = re.compile(r"[A-Za-z0-9*]([A-Za-z0-9.:_*-]{0,62}[A-Za-z0-9:])?|::[0-9a-fA-F:]*")
+"""A name that a certificate can carry, or an address."""
+_LONGEST_DAYS = 36_500
 
 
 class Credentials:
@@ -72,9 +77,13 @@ def provision(
     >>> made.nodes(), oct(made.node_key("node-0").stat().st_mode & 0o777)
     (['node-0', 'node-1'], '0o600')
     """
-    names = list(hosts)
+    names, keyholders = list(hosts), list(keyholder_hosts)
     if not names:
         raise ConfigError("name at least one host by which the devices reach the server")
+    if wrong := [host for host in (*names, *keyholders) if not _HOST.fullmatch(host)]:
+        raise ConfigError(f"a host is a name or an address such as fleet.example, got {wrong[0]!r}")
+    if days > _LONGEST_DAYS:
+        raise ConfigError(f"certificates can be valid for at most {_LONGEST_DAYS} days, got {days}")
     credentials = Credentials(root)
     (root / "nodes").mkdir(parents=True, exist_ok=True)
     root.chmod(0o700)
@@ -82,7 +91,7 @@ def provision(
         _issue(root, "ca", "fedkeep fleet CA", (), None, 5 * days)
     server, client = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
     _issue(root, "server", names[0], names, server, days)
-    if keyholders := list(keyholder_hosts):
+    if keyholders:
         _issue(root, "keyholder", KEYHOLDER, keyholders, server, days)
         _issue(root, "planner", PLANNER, (), client, days)
     for node in nodes:

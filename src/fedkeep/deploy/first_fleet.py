@@ -26,8 +26,6 @@ from fedkeep.tables import read_toml
 _STOP_SECONDS, _READY_SECONDS, _LOOK_SECONDS = 30.0, 300.0, 0.5
 _TAIL_BYTES = 1 << 20
 """Of a record: more than its last list of devices, and a round besides."""
-_LOW_DISK_BYTES = 32 << 20
-"""Free space under which a fleet is said to have none."""
 _SAMPLES = """\
 [samples]
 shape = [30]
@@ -278,11 +276,6 @@ class FirstFleet:
                 found = line if isinstance(line, Members) else found
         seen = [m.seen for m in found.members if m.seen is not None] if found is not None else []
         return found if max(seen, default=0.0) >= since else None
-
-    def free_bytes(self) -> int | None:
-        """Return the free space of the folder's disk where it is too little, else None."""
-        free = shutil.disk_usage(self.root).free
-        return free if free < _LOW_DISK_BYTES else None
 
     def _wait_ready(
         self,

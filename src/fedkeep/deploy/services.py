@@ -1,12 +1,15 @@
 """What is known of a fleet's processes: a file that the supervisor writes and everyone may read."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeep.files import atomic_write
 
 _NAME = "processes.json"
+_LOW_DISK_BYTES = 32 << 20
+"""Free space under which a fleet is said to have none."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,56 @@ def read_services(root: Path) -> dict[str, ServiceStatus]:
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
+
+
+def troubles(root: Path) -> tuple[str, ...]:
+    """Say what is not as it should be with a fleet's processes, and with its disk.
+
+    Parameters
+    ----------
+    root : Path
+        The fleet's folder.
+
+    Returns
+    -------
+    tuple of str
+        A sentence each: processes that do not run, or were started again, and a full disk.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> troubles(Path(mkdtemp()))
+    ()
+    """
+    services = read_services(root)
+    if not services:
+        return ()
+    running = any(service.pid is not None for service in services.values())
+    found = [
+        f"{name} {words}"
+        for name, service in services.items()
+        if (words := _trouble_of(service, expected=running))
+    ]
+    if (free := low_disk(root)) is not None:
+        found.insert(0, f"The disk is full: {free >> 20} MB are free in {root}; free some")
+    return tuple(found)
+
+
+def low_disk(root: Path) -> int | None:
+    """Return the free bytes of a folder's disk where they are too few, else None."""
+    free = shutil.disk_usage(root).free
+    return free if free < _LOW_DISK_BYTES else None
+
+
+def _trouble_of(service: ServiceStatus, *, expected: bool) -> str:
+    words = []
+    if service.pid is None and expected:
+        words.append("does not run")
+    if service.restarts:
+        times = "once" if service.restarts == 1 else f"{service.restarts} times"
+        words.append(f"was started again {times}")
+    why = f": it {service.reason}" if words and service.reason else ""
+    return " and ".join(words) + why
 
 
 def _born(pid: int) -> int | None:

@@ -149,6 +149,10 @@ def decode_evaluation(content: RecordDict) -> Evaluated:
             RejectionReason.BAD_EVALUATION,
             f"{message.correct} of {message.samples} right, loss {message.total_loss:g}",
         )
+    if (errors := message.errors) is not None and not (
+        np.isfinite(errors).all() and min(errors[0], errors[1], errors[3]) >= 0
+    ):
+        raise RejectedError(RejectionReason.BAD_EVALUATION, f"errors of {errors}")
     if (vitals := message.vitals) is not None:  # what the record of a run could not hold
         counts = (
             vitals.stored,

@@ -6,8 +6,9 @@ A Keeper alone keeps the best samples of its own stream. What the strategy's wra
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from fedkeep.config.device import build_device
 from fedkeep.config.method import MethodConfig, parse_method
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
+from fedkeep.core.bounds import check_whole
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import StoredGradients
@@ -24,9 +26,20 @@ from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult
 from fedkeep.core.regions import LabelRegions
 from fedkeep.core.state import add_prefix, restore_parts, snapshot_parts, strip_prefix
+from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Report, State, TrainOrder, Vector
+from fedkeep.core.waiting import LabelResult
 from fedkeep.flower.device_memory import MEMORY, DeviceMemory
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, KeeperOrder, encode, read_order
+from fedkeep.flower.keeper_records import (
+    KEEPER,
+    RANK,
+    VERSION,
+    VERSION_KEY,
+    KeeperOrder,
+    check_version,
+    gradient_fields,
+    read_order,
+)
 from fedkeep.learn.samples import PoolForm, SamplePool, split, to_array
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.wire import from_array
@@ -60,6 +73,9 @@ class KeeperStatus:
     """How many samples of each label are stored; without labels all count as 0."""
     correction: str
     """`on`; `none` without a gist, or before there is one; else why it is off."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Samples without labels: `samples` that wait in so many `slots`, and what became of the others
+    (`labelled`, `displaced`, `expired`); empty where there is no waiting room."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,7 @@ class _Settings:
     output: Callable[[Any], Any] | None
     collate: Callable[[list[Any]], Any] | None
     labels: int | None
+    edges: tuple[float, ...]
     policy: str
     preset: str
     method: MethodConfig
@@ -100,7 +117,9 @@ class _Stream:
     @property
     def kept(self) -> set[int]:
         """Numbers of the samples that outlive the process."""
-        return {*self.device.store.stored().batch.ids.tolist(), self.example}
+        room = self.device.waiting
+        waiting = [] if room is None else room.ids.tolist()
+        return {*self.device.store.stored().batch.ids.tolist(), *waiting, self.example}
 
 
 class Keeper:
@@ -158,10 +177,12 @@ class Keeper:
         output: Callable[[Any], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
         labels: int | None = None,
+        edges: Sequence[float] = (),
         policy: str = DEFAULT_POLICY,
         preset: str = DEFAULT,
         gist: str | Table | None = None,
         privacy: Table | None = None,
+        waiting: Table | None = None,
         last_layers: int | None = None,
         directory: str | None = None,
     ) -> "Keeper":
@@ -189,12 +210,18 @@ class Keeper:
             The number of classes, by which the store is divided, where targets are class numbers
             and the model has not one output for each. The store is not divided where targets are
             floats or vectors and this is left out.
+        edges
+            Where targets are one number a sample: where an interval ends and the next begins. The
+            store is then divided among intervals as among classes; the same on all devices.
         policy, preset
             As in an experiment; `preset="paper"` is the paper's choice.
         gist
             A mode ("none", "local", "shared") or a table of options in place of the preset's.
         privacy
             A table of options; only `protect = ["estimator"]`, for the model is your strategy's.
+        waiting
+            A table of options, as in `waiting={"share": 0.3}`: samples may then come without
+            labels, and take part once `label` brings them.
         last_layers
             How many of the last trainable layers are measured; None: all.
         directory
@@ -210,7 +237,21 @@ class Keeper:
             given["gist"] = {"mode": gist} if isinstance(gist, str) else gist
         if privacy is not None:
             given["privacy"] = privacy
+        if waiting is not None:
+            given["waiting"] = waiting
         method = parse_method(given)
+        if not isinstance(context, Context):
+            raise ConfigError(
+                f"the keeper takes the ClientApp's Context, got {type(context).__name__}"
+            )
+        for name, least, value in (("labels", 1, labels), ("last_layers", 1, last_layers)):
+            if value is not None:
+                check_whole(name, value, least=least)
+        for name, function in (("loss", loss), ("output", output), ("collate", collate)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} must be a function, got {function!r}")
+        if not isinstance(directory, str | Path | None) or Path(directory or ".").is_file():
+            raise ConfigError(f"directory must be a folder, got {directory!r}")
         path = Path(directory) / f"keeper-{context.node_id}.npz" if directory else None
         _require_possible(method, durable=path is not None)
         settings = _Settings(
@@ -220,6 +261,7 @@ class Keeper:
             output,
             collate,
             labels,
+            _checked_edges(edges, loss, labels),
             policy,
             preset,
             method,
@@ -244,7 +286,7 @@ class Keeper:
         if error is None:
             self._save()
 
-    def offer(self, x: Any, y: Any) -> None:
+    def offer(self, x: Any, y: Any = None, *, ids: Sequence[int | str] | None = None) -> None:
         """Take in a batch of arrivals, numpy or torch, scored under the model last synced.
 
         A sample seen before is known. Samples with NaN, of another shape or without a class of the
@@ -256,35 +298,122 @@ class Keeper:
             n samples: an array, or a dictionary or tuple of arrays, whose first axis is n; with
             `collate` a list of samples.
         y
-            n class numbers; with a loss of your own, n targets of any shape.
+            n class numbers; with a loss of your own, n targets of any shape. None: the labels come
+            later, by `label`, and the samples wait in the slots of `waiting=`.
+        ids
+            n names by which their labels can come later, or be corrected; None: samples are known
+            by their content.
         """
-        targets = to_array(y)
+        targets = self._no_targets(x) if y is None else to_array(y)
         samples, tree, dtypes = self._samples_of(x, targets)
+        if ids is not None and len(ids) != len(samples):
+            raise ConfigError(f"offer takes one id a sample: got {len(ids)} for {len(samples)}")
+        if y is None and (ids is None or not self._settings.method.waiting.share):
+            raise ConfigError(
+                "samples without labels wait under their ids: give Keeper.open waiting={'share': "
+                "0.3}, say, and offer ids="
+            )
         if not samples:
             return
         if self._stream is None:
             self._stream = self._begun(samples[0], tree, dtypes, targets)
         stream, pool = self._stream, self._stream.pool
-        labels, reasons = _screened(stream, samples, tree, targets)
+        labels, reasons = _screened(stream, samples, tree, targets, self._settings.edges)
         taken = [place for place, reason in enumerate(reasons) if reason is None]
+        named = [None if ids is None else _numbered(ids[place]) for place in taken]
         try:
-            numbers = [pool.add(samples[place], targets[place]) for place in taken]
+            numbers = [
+                pool.add(samples[place], targets[place], number)
+                for place, number in zip(taken, named, strict=True)
+            ]
         except TypeError as error:
             raise ConfigError(
                 f"samples came as {', '.join(pool.form.dtypes)} before: offer the same kind of "
                 f"numbers always ({error})"
             ) from error
-        ids = np.array(numbers, dtype=np.int64)
-        batch = Batch(ids[:, None], labels[taken], ids)
-        if len(ids):
-            if stream.device.model is not None:
-                self._release.see(ids)
+        known = np.array(numbers, dtype=np.int64)
+        if len(known) and y is None:
+            results = stream.device.wait(known[:, None], known, 0.0)
+            waits = ("refused", "waiting", "waiting", "refreshed")
+            names = (r.name.lower() if stored else waits[r] for r, stored in results)
+            self._counts.update(f"fate.{name}" for name in names)
+            self._settle_targets(numbers)
+        elif len(known):
+            batch = Batch(known[:, None], labels[taken], known)
             outcome, _ = stream.device.observe(batch, time=0.0)
             fates = (f"fate.{OfferResult(f).name.lower()}" for f in outcome.results.tolist())
             self._counts.update(fates)
         pool.prune(stream.kept | stream.trained_on)
         self._counts.update(f"unsound.{reason}" for reason in reasons if reason is not None)
         self._counts["offered"] += len(samples)
+
+    def label(self, ids: Sequence[int | str], y: Any) -> None:
+        """Bring the labels of samples that were offered under these ids, or correct them.
+
+        A sample that waited counts from now on, under the model last synced. Of a stored one the
+        label is replaced; what the gist has learned from it under the former label stays.
+        `status()` counts what became of each label: `labelled`, `corrected`, `known`, `early` for
+        one that came before its sample, or `unknown`.
+
+        Parameters
+        ----------
+        ids
+            n names, as `offer` got them.
+        y
+            n class numbers; with a loss of your own, n targets.
+        """
+        targets, stream = to_array(y), self._stream
+        if targets.ndim == 0 or len(ids) != len(targets):
+            raise ConfigError(f"label takes one label an id: got {len(ids)} and {targets.shape}")
+        if stream is None:
+            raise ConfigError("label needs a sample that was offered: none was yet")
+        labels, known = _known_labels(stream, targets, self._settings.edges)
+        if not known.all():
+            self._counts["unsound.label"] += int((~known).sum())
+        for place in np.flatnonzero(known).tolist():
+            number = _numbered(ids[place])
+            self._label(stream, number, labels[place : place + 1], targets[place])
+        stream.pool.prune(stream.kept | stream.trained_on)
+
+    def _label(self, stream: _Stream, number: int, label: AnyArray, target: AnyArray) -> None:
+        """Bring the label of one sample."""
+        device, pool = stream.device, stream.pool
+        divided = stream.labels > 1
+        changed = number in pool and not np.array_equal(pool.target(number), target)
+        if number in pool:
+            pool.set_target(number, target)
+        [(result, fate)] = device.label(np.array([number]), label, 0.0)
+        name = result.name.lower()
+        if result == LabelResult.EARLY and not divided and device.waiting is not None:
+            # Only a label of the store is remembered, and this target is none.
+            device.waiting.forget(np.array([number]))
+            name = "unknown"
+        if result == LabelResult.KNOWN and changed and not divided:
+            name = "corrected"  # scored anew with all others at the next sync
+        self._counts[f"label.{name}"] += 1
+        if fate is not None:
+            self._counts[f"fate.{fate.name.lower()}"] += 1
+
+    def _no_targets(self, x: Any) -> AnyArray:
+        """Make targets that stand for labels to come."""
+        count = len(x) if isinstance(x, list) else len(np.atleast_1d(split(x)[0][0]))
+        if self._stream is None and self._settings.loss is not None:
+            raise ConfigError(
+                "with a loss of your own the form of targets is known from the first labelled "
+                "sample: offer one with its target first"
+            )
+        form = ("int64", ()) if self._stream is None else self._stream.pool.form.target
+        return np.zeros((count, *form[1]), dtype=form[0])
+
+    def _settle_targets(self, numbers: list[int]) -> None:
+        """Note the labels by which samples were stored at once: those that came before them."""
+        stream = self._stream
+        if stream is None or stream.labels < 2:
+            return
+        for number in numbers:
+            label = stream.device.store.label_of(number)
+            if label is not None:
+                stream.pool.set_target(number, label)
 
     def sync(self, model: Message | ArrayRecord | Vector, direction: Vector | None = None) -> None:
         """Take the model that came, and the direction beside it, and score what is stored anew.
@@ -304,9 +433,12 @@ class Keeper:
         ConfigError
             If a parameter is missing or of another shape, or its gradient cannot be measured.
         RejectedError
-            If the model or the direction is no vector of finite numbers of its length.
+            If the model or the direction is no vector of finite numbers of its length, or the
+            server's fedkeep speaks another version.
         """
         came, beside = _content(model)
+        if beside.version is not None:
+            check_version(beside.version, "the server")
         if beside.preset and beside.preset != self._settings.preset:
             raise ConfigError(
                 f"the strategy's preset is '{beside.preset}', this keeper's is "
@@ -322,9 +454,10 @@ class Keeper:
             stream.model.check(order.model, stored.take(slice(0, _CHECKED_SAMPLES)))
             stream.checked = True
         stream.trained_on = frozenset(stored.ids.tolist())
-        self._report, correction, gradients = _participate(device, order)
+        close = self._release.close_estimate
+        self._report, correction, gradients = _participate(device, order, close)
         self._steps = self._step_correction(stream.model, stored, correction, gradients)
-        self._release.close_estimate()
+        self._settle_targets(sorted(stream.kept))
         self._report = self._release.release(self._report, order)
 
     def correct(self, model: Any, optimizer: Any = None) -> None:
@@ -381,8 +514,21 @@ class Keeper:
         labels = dict(sorted(Counter(stored).items()))
         capacity = self._settings.capacity
         correction = self._correction_status()
+        room = None if stream is None else stream.device.waiting
+        waiting: dict[str, int] = {}
+        if room is not None:
+            waiting = {"samples": len(room), "slots": room.slots, **room.counts}
+        come = {n: c for n, c in self._counts.items() if n.startswith("label.")}
+        fates |= come
         return KeeperStatus(
-            self._counts["offered"], len(stored), capacity, fates, unsound, labels, correction
+            self._counts["offered"],
+            len(stored),
+            capacity,
+            fates,
+            unsound,
+            labels,
+            correction,
+            waiting,
         )
 
     def records(self) -> dict[str, ConfigRecord]:
@@ -400,12 +546,15 @@ class Keeper:
         }
         fates = {name: now.fates.get(name, 0) for name in ("kept", "replaced", "refused")}
         about = ConfigRecord({**counts, **fates, "unsound": sum(now.unsound.values())})
+        about[VERSION_KEY] = VERSION
         about["private"] = self._settings.private
         gist = None if self._stream is None else self._stream.device.gist
         if gist is not None and not self._settings.private and (did := gist.figures):
             about["gist"] = list(astuple(did))
         if self._report is not None and self._report.local_gradient is not None:
-            about[GRADIENT] = encode(self._report.local_gradient)
+            about.update(gradient_fields(self._report.local_gradient))
+            if gist is not None and not gist.layout.whole:
+                about[RANK] = gist.options.used_rank
         return {KEEPER: about}
 
     def _samples_of(
@@ -464,8 +613,13 @@ class Keeper:
             form = replace(form, dtypes=tuple("float32" for _ in names))
             pool, model, example = self._opened(form, first)
         whole = targets.ndim == 1 and targets.dtype.kind in "iub"
-        labels = settings.labels or 1
-        if settings.labels is None and (classes or (whole and model.scores > 1)):
+        labels = settings.labels or len(settings.edges) + 1
+        if settings.edges:
+            if targets.ndim != 1:
+                raise ConfigError(
+                    f"edges divide one number a sample, and targets have shape {targets.shape}"
+                )
+        elif settings.labels is None and (classes or (whole and model.scores > 1)):
             labels = model.scores
         return _Stream(pool, model, self._make_device(model, labels), labels, example)
 
@@ -503,8 +657,10 @@ class Keeper:
             seed=self._settings.seed,
         )
         if self._settings.private:
-            size = model.learner.gradient_size
-            self._release = ReleasePipeline(method.privacy, size, self._save)
+            size = device.exchange.size(model.learner)
+            encoding = method.gist.encoding if method.gist.kept else "float32"
+            self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
+        device.entering = self._release.see
         return device
 
     def _step_correction(
@@ -598,6 +754,12 @@ class Keeper:
         pool = SamplePool(form, as_float=bool(state["as_float"]))
         pool.restore(strip_prefix("pool", state))
         labels, example = int(state["labels"]), int(state["example"])
+        if self._settings.edges and labels != len(self._settings.edges) + 1:
+            raise ConfigError(
+                f"this keeper was saved with {labels} intervals or classes, and edges make "
+                f"{len(self._settings.edges) + 1}: give it the edges of before, or another "
+                "directory"
+            )
         model = self._user_model(pool, example)
         model.learner.load_constants(strip_prefix("constants", state))
         device = self._make_device(model, labels)
@@ -607,17 +769,30 @@ class Keeper:
         return _Stream(pool, model, device, labels, example, bool(state["checked"]))
 
 
+def _checked_edges(edges: Sequence[float], loss: object, labels: int | None) -> tuple[float, ...]:
+    """Return edges that ascend, and go with the other options."""
+    found = tuple(float(edge) for edge in edges)
+    if found and (loss is None or labels is not None):
+        raise ConfigError(
+            "edges divide numbers that are predicted: give the loss= that you train with, and "
+            "leave labels out"
+        )
+    try:
+        NumberTargets(found)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return found
+
+
 def _screened(
-    stream: _Stream, samples: list[list[AnyArray]], tree: Any, targets: AnyArray
+    stream: _Stream,
+    samples: list[list[AnyArray]],
+    tree: Any,
+    targets: AnyArray,
+    edges: tuple[float, ...],
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
-    labels = np.zeros(len(targets), dtype=np.int64)
-    with np.errstate(invalid="ignore"):
-        known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
-        if stream.labels > 1:
-            whole = targets == np.floor(targets)
-            known = known & whole & (targets >= 0) & (targets < stream.labels)
-            labels[known] = targets[known].astype(np.int64)
+    labels, known = _known_labels(stream, targets, edges)
     reasons: list[str | None] = []
     for leaves, is_known in zip(samples, known.tolist(), strict=True):
         if not stream.pool.form.takes(leaves, tree):
@@ -629,6 +804,28 @@ def _screened(
         else:
             reasons.append(None)
     return labels, reasons
+
+
+def _known_labels(
+    stream: _Stream, targets: AnyArray, edges: tuple[float, ...]
+) -> tuple[AnyArray, AnyArray]:
+    """Find the region of each target, and which of them are valid."""
+    labels = np.zeros(len(targets), dtype=np.int64)
+    with np.errstate(invalid="ignore"):
+        known: AnyArray = np.asarray(np.isfinite(targets.reshape(len(targets), -1)).all(axis=1))
+        if edges:
+            labels[known] = NumberTargets(edges).assign(targets[known])
+        elif stream.labels > 1:
+            whole = targets == np.floor(targets)
+            known = known & whole & (targets >= 0) & (targets < stream.labels)
+            labels[known] = targets[known].astype(np.int64)
+    return labels, known
+
+
+def _numbered(id_: int | str) -> int:
+    """Give the number of a sample that its owner named: 7 and "7" differ."""
+    name = f"{type(id_).__name__} {id_}".encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
 def _order(
@@ -643,17 +840,25 @@ def _order(
 
 
 def _participate(
-    device: Device, order: TrainOrder
+    device: Device, order: TrainOrder, closed: Callable[[], None]
 ) -> tuple[Report, Vector | None, StoredGradients | None]:
-    """Take part without training: the report, the first step's correction, and what it is of."""
+    """Take part without training: the report, the first step's correction, and what it is of.
+
+    `closed` is called between what counts for this report and what counts for the next.
+    """
     participation = Participation(device, order)
     job = participation.prepare()
+    closed()
     report = participation.finish(order.model)
     return report, job.correction, participation.gradients
 
 
 def _require_possible(method: MethodConfig, *, durable: bool) -> None:
     """Raise if a keeper cannot keep what these options promise."""
+    if method.policy.unbounded:
+        raise ConfigError(
+            f"policy '{method.policy_name}' keeps everything, and a keeper has a capacity"
+        )
     options = method.privacy
     others = options.secure_aggregation or options.encrypted_profiles
     if others or options.protect != ("estimator",):

@@ -13,13 +13,25 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkeep.core.errors import RejectedError, RejectionReason
+from fedkeep.core.gist.codec import Encoding, PackedVector, packed_form, scale_count, unpack
 from fedkeep.core.types import Vector
 
 KEEPER = "fedkeep.keeper"
 """The name of the records that are ours alone."""
+VERSION = 1
+"""Of what both tell each other; raise it when the other side would misread a change."""
+VERSION_KEY = "fedkeep.version"
 DIRECTION, PRESET, GRADIENT = "fedkeep.direction", "fedkeep.preset", "local_gradient"
 """Keys: the first two stand among those of the strategy, the third in a reply's own record."""
+RANK, _SCALES, _ENCODING, _LENGTH = (
+    "rank",
+    "gradient_scales",
+    "gradient_encoding",
+    "gradient_length",
+)
+"""Keys of a reply's own record: of a sketch, and of a gradient in fewer bytes."""
 _FLOAT = np.dtype("<f4")
+_SHORT: tuple[Encoding, ...] = ("float16", "int8", "int4")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +44,8 @@ class KeeperOrder:
     direction: Vector | None = None
     preset: str = ""
     """The strategy's; empty: not said."""
+    version: int | None = None
+    """The strategy's; None: the message is no `KeeperStrategy`'s."""
 
 
 def add_orders(
@@ -59,7 +73,9 @@ def add_orders(
     preset : str
         The strategy's preset.
     """
-    shared = {PRESET: preset} | ({} if direction is None else {DIRECTION: encode(direction)})
+    shared: dict[str, str | int | bytes] = {PRESET: preset, VERSION_KEY: VERSION}
+    if direction is not None:
+        shared[DIRECTION] = encode(direction)
     made: dict[int, ConfigRecord] = {}
     ordered = []
     for message in messages:
@@ -80,18 +96,89 @@ def add_orders(
 def read_order(content: RecordDict) -> KeeperOrder:
     """Return what a message holds for a Keeper; of another strategy's nothing."""
     numbers = content.metric_records.get(KEEPER, MetricRecord())
-    direction, preset = None, ""
+    direction, preset, version = None, "", 0 if KEEPER in content else None
     for record in content.config_records.values():
         if isinstance(found := record.get(DIRECTION), bytes):
             direction = decode(found)
         preset = str(record.get(PRESET, preset))
+        if VERSION_KEY in record:
+            version = int(str(record[VERSION_KEY]))
     accepted = numbers.get("accepted")
     return KeeperOrder(
         round=int(str(numbers.get("round", 0))),
         accepted=None if accepted is None else int(str(accepted)),
         direction=direction,
         preset=preset,
+        version=version,
     )
+
+
+def check_version(theirs: object, who: str) -> None:
+    """Raise unless the other side speaks the same version of these records.
+
+    Raises
+    ------
+    RejectedError
+        With both versions.
+    """
+    if theirs != VERSION:
+        spoken = "no version" if not theirs else f"version {theirs}"
+        raise RejectedError(
+            RejectionReason.VERSION,
+            f"{who} speaks {spoken} of the records between Keeper and KeeperStrategy, this side "
+            f"version {VERSION}: install the same fedkeep on server and devices",
+        )
+
+
+def gradient_fields(vector: Vector) -> dict[str, bytes | str | int]:
+    """Return the fields of a reply's own record that hold a gradient, in its own encoding."""
+    packed = vector.packed if isinstance(vector, PackedVector) else None
+    if packed is None:
+        return {GRADIENT: encode(vector)}
+    form = packed["packed"].dtype
+    return {
+        GRADIENT: packed["packed"].astype(form.newbyteorder("<")).tobytes(),
+        _SCALES: encode(packed["scales"]),
+        _ENCODING: str(form),
+        _LENGTH: len(vector),
+    }
+
+
+def read_gradient(record: ConfigRecord) -> Vector:
+    """Return the gradient that `gradient_fields` wrote.
+
+    Raises
+    ------
+    RejectedError
+        If there is none, or its parts do not fit each other.
+
+    Examples
+    --------
+    >>> from fedkeep.core.gist.codec import pack, unpack
+    >>> vector = unpack(pack(np.ones(100, np.float32), "int8", seed=0), 100)
+    >>> fields = gradient_fields(vector)
+    >>> len(fields["local_gradient"]), read_gradient(ConfigRecord(fields)).round(6).tolist()[:2]
+    (100, [1.0, 1.0])
+    """
+    raw, scales = record.get(GRADIENT), record.get(_SCALES)
+    if not isinstance(raw, bytes):
+        raise RejectedError(RejectionReason.MALFORMED, "its gradient is no bytes")
+    if scales is None:
+        return decode(raw)
+    length, word = record.get(_LENGTH), record.get(_ENCODING)
+    encoding = next((e for e in _SHORT if packed_form(1, e)[1] == word), None)
+    if encoding is None or not isinstance(length, int) or not isinstance(scales, bytes):
+        raise RejectedError(RejectionReason.MALFORMED, f"a gradient in {word!r} cannot be read")
+    count, form = packed_form(max(length, 0), encoding)
+    dtype = np.dtype(form)
+    expected = (count * dtype.itemsize, _FLOAT.itemsize * scale_count(max(length, 0), encoding))
+    if (len(raw), len(scales)) != expected:
+        raise RejectedError(
+            RejectionReason.MALFORMED,
+            f"{length} numbers in {word!r} take {expected} bytes, not {(len(raw), len(scales))}",
+        )
+    numbers = np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
+    return unpack({"packed": numbers, "scales": decode(scales)}, length)
 
 
 def encode(vector: Vector) -> bytes:
@@ -104,7 +191,7 @@ def encode(vector: Vector) -> bytes:
 
 
 def decode(raw: bytes) -> Vector:
-    """Return the vector that `encode` wrote.
+    """Return the vector that `encode` wrote: a read-only view of it.
 
     Raises
     ------
@@ -113,4 +200,4 @@ def decode(raw: bytes) -> Vector:
     """
     if len(raw) % _FLOAT.itemsize:
         raise RejectedError(RejectionReason.MALFORMED, f"{len(raw)} bytes are no vector of float32")
-    return np.frombuffer(raw, dtype=_FLOAT).astype(np.float32)
+    return np.frombuffer(raw, dtype=_FLOAT).astype(np.float32, copy=False)

@@ -8,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +23,20 @@ from fedkeep.core.aggregation.pipeline import UpdatePipeline
 from fedkeep.core.errors import ConfigError, RejectedError, RejectionReason
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.gradients import Estimate, GlobalEstimator, global_estimator
+from fedkeep.core.gradients.layout import sketch_of
 from fedkeep.core.rounds import Rejection
-from fedkeep.core.screening import Limits, screen_gradient
+from fedkeep.core.screening import Limits, screen_gradient, screen_sketch
 from fedkeep.core.types import DeviceId, Report, Vector
-from fedkeep.flower.exchange import PromptGrid
-from fedkeep.flower.keeper_records import GRADIENT, KEEPER, add_orders, decode
+from fedkeep.flower.exchange import PromptGrid, give_back_large_arrays
+from fedkeep.flower.keeper_records import (
+    GRADIENT,
+    KEEPER,
+    RANK,
+    VERSION_KEY,
+    add_orders,
+    check_version,
+    read_gradient,
+)
 from fedkeep.flower.reply_updates import ModelLayout, updates_in
 from fedkeep.flower.rounds import Rejections
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
@@ -43,8 +52,29 @@ _FATES = ("kept", "replaced", "refused")
 _REASON_LENGTH = 300
 _SECAGG_WORDS = ("secaggplus", "secure_aggregation")
 _MAX_COUNT = 10**15
+_MAX_RANK = 4096
 _MAX_SAMPLES = 10**9
 """No local gradient is the mean of more arrivals."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """A local gradient as a reply tells it, and what the reply's record says of it."""
+
+    gradient: Vector
+    samples: int
+    record: ConfigRecord
+
+    @property
+    def rank(self) -> int:
+        """The rank of the sketch that it says to be; 0: none."""
+        rank = self.record.get(RANK, 0)
+        return rank if isinstance(rank, int) and 0 < rank <= _MAX_RANK else 0
+
+    @property
+    def private(self) -> bool:
+        """Whether it says to come with noise."""
+        return bool(self.record.get("private", False))
 
 
 class KeeperStrategy(Strategy):
@@ -130,6 +160,8 @@ class KeeperStrategy(Strategy):
         """Nodes in the order in which they were first heard of: a record's devices."""
         self._size: int | None = None
         """The length of a local gradient: that of most of the first ones."""
+        self._rank = 0
+        """The rank of their sketches; 0: they are no sketches."""
 
     def start(
         self,
@@ -140,6 +172,7 @@ class KeeperStrategy(Strategy):
         **named: Any,
     ) -> Result:
         """Run Flower's own loop, over a grid that returns as soon as the last reply is there."""
+        give_back_large_arrays()
         if self._records is not None:
             path = _record_path(Path(self._records), grid)
             log.info("the record is %s; see it by: fedkeep watch %s", path, path.parent)
@@ -172,9 +205,10 @@ class KeeperStrategy(Strategy):
         """Screen the replies and merge the local gradients; the inner strategy merges the rest."""
         listed, rejections = list(replies), Rejections()
         self._note_failures(server_round, listed)
-        gradients = self._take_gradients(listed, server_round, rejections)
-        reports, gists = self._take_reports(listed)
-        counted, estimates, filtered = self._screen(listed, gradients, server_round, rejections)
+        ours = [reply for reply in listed if _is_of_this_version(reply, rejections)]
+        gradients = self._take_gradients(ours, server_round, rejections)
+        reports, gists = self._take_reports(ours)
+        counted, estimates, filtered = self._screen(ours, gradients, server_round, rejections)
         self._estimator.update(estimates)
         self._accepted.update(dict.fromkeys(gradients, server_round))
         arrays, metrics = self._inner.aggregate_train(server_round, counted)
@@ -304,12 +338,12 @@ class KeeperStrategy(Strategy):
         self, replies: list[Message], round_: int, rejections: Rejections
     ) -> dict[DeviceId, Report]:
         """Take the local gradients out of the replies; of an invalid one the reply goes on."""
-        found: dict[DeviceId, tuple[Any, int]] = {}
+        found: dict[DeviceId, _Told] = {}
         for reply in replies:
             about = None if reply.has_error() else reply.content.get(KEEPER)
             if not isinstance(about, ConfigRecord) or GRADIENT not in about:
                 continue
-            node, raw = reply.metadata.src_node_id, about[GRADIENT]
+            node = reply.metadata.src_node_id
             with rejections.attributed_to(node):
                 samples = about.get("samples")
                 if not isinstance(samples, int) or not 0 < samples <= _MAX_SAMPLES:
@@ -317,20 +351,25 @@ class KeeperStrategy(Strategy):
                         RejectionReason.BAD_GRADIENT_SAMPLES,
                         f"{samples!r} is not a number from 1 to {_MAX_SAMPLES}",
                     )
-                if not isinstance(raw, bytes):
-                    raise RejectedError(RejectionReason.MALFORMED, "its gradient is no bytes")
-                gradient = decode(raw)
+                gradient = read_gradient(about)
                 screen_gradient(gradient, gradient.size, samples, self._limits)
-                found[node] = gradient, samples
+                found[node] = _Told(gradient, samples, about)
         if self._size is None and found:
-            lengths = Counter(len(gradient) for gradient, _ in found.values())
-            self._size = lengths.most_common(1)[0][0]
+            forms = Counter((len(told.gradient), told.rank) for told in found.values())
+            self._size, self._rank = forms.most_common(1)[0][0]
+        if self._rank and self._pipeline.statistics.gradient_layout is None and found:
+            self._pipeline.statistics.gradient_layout = sketch_of(
+                self._layout.shapes, self._rank, self._size or 0
+            )
         valid: dict[DeviceId, Report] = {}
-        for node, (gradient, samples) in found.items():
+        layout = self._pipeline.statistics.gradient_layout
+        for node, told in found.items():
             with rejections.attributed_to(node):
-                screen_gradient(gradient, self._size or 0, samples, self._limits)
+                screen_gradient(told.gradient, self._size or 0, told.samples, self._limits)
+                if layout is not None and not told.private:
+                    screen_sketch(told.gradient, layout, self._limits)
                 empty = np.empty(0, dtype=np.float32)
-                valid[node] = Report(round_, empty, 0.0, 0, 0, gradient, samples)
+                valid[node] = Report(round_, empty, 0.0, 0, 0, told.gradient, told.samples)
         return valid
 
     def _take_reports(
@@ -372,8 +411,9 @@ class KeeperStrategy(Strategy):
             with rejections.attributed_to(node):
                 valid[node] = self._pipeline.validate(update.report(round_), self._model, 0, np.inf)
         for node in valid.keys() & gradients.keys():
-            gradient = gradients[node].local_gradient
-            if gradient is not None and len(gradient) <= len(self._model):
+            gradient, layout = gradients[node].local_gradient, self._pipeline.statistics
+            comparable = not self._rank or layout.gradient_layout is not None
+            if gradient is not None and comparable and len(gradient) <= len(self._model):
                 valid[node] = replace(valid[node], local_gradient=gradient)
         result = self._pipeline.merge(self._model, valid)
         for finding in result.findings:
@@ -382,7 +422,8 @@ class KeeperStrategy(Strategy):
         merged = result.merged.reports
         out = {node for node, r in merged.items() if r.weight == 0 < valid[node].weight}
         for node in merged:
-            updates[node].replace(valid[node], merged[node])
+            counts = replace(merged[node], model=result.merged.model_of(node))
+            updates[node].replace(valid[node], counts)
         out |= updates.keys() - merged.keys()
         counted = [reply for reply in replies if reply.metadata.src_node_id not in out]
 
@@ -399,6 +440,19 @@ class KeeperStrategy(Strategy):
             ).items()
         }
         return counted, estimates, result.merged.filtered
+
+
+def _is_of_this_version(reply: Message, rejections: Rejections) -> bool:
+    """Say whether a reply can be read; one of another version's Keeper is rejected by name."""
+    if reply.has_error() or KEEPER not in reply.content:
+        return True
+    about = reply.content[KEEPER]
+    with rejections.attributed_to(reply.metadata.src_node_id):
+        check_version(
+            about.get(VERSION_KEY) if isinstance(about, ConfigRecord) else None, "its Keeper"
+        )
+        return True
+    return False
 
 
 def _record_path(given: Path, grid: Grid) -> Path:

@@ -51,6 +51,7 @@ def header_of(spec: FleetSpec) -> lines.Header:
         run=run, method=spec.names["policy"], task="fleet", seed=spec.seed, config=described,
         config_hash=digest,
         versions=versions(), labels=spec.label_names, devices=0, rounds=spec.train.rounds,
+        measure="accuracy" if spec.samples.numbers is None else "r2",
     )  # fmt: skip
 
 
@@ -191,6 +192,8 @@ class FleetRecorder:
             round=done,
             accuracy=outcome.evaluation.get("accuracy"),
             loss=outcome.evaluation.get("loss"),
+            rmse=outcome.evaluation.get("rmse"),
+            mae=outcome.evaluation.get("mae"),
             device_accuracy=tuple(accuracies) if len(accuracies) <= LISTED else (),
             device_accuracy_quantiles=tuple(np.quantile(known, [0, 0.25, 0.5, 0.75, 1]).tolist())
             if known

@@ -44,6 +44,11 @@ class ModelLayout:
         """Whether any array of the model is trained."""
         return bool(self._parameters)
 
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters, in the order in which they are flattened."""
+        return [tuple(self._forms[name][0]) for name in self._parameters]
+
     def fits(self, record: ArrayRecord) -> bool:
         """Say whether a record has the arrays of this model."""
         return set(record) == set(self._forms)

@@ -134,7 +134,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
         spec.server(),
         run_config,
         header_of(spec),
-        agreement=agreement_of(spec, spec.regions.count),
+        agreement=agreement_of(spec, spec.regions.count, spec.samples.numbers),
         specification=fixed_terms(spec),
         participation=spec.train.participation,
     )
@@ -150,11 +150,20 @@ def fixed_terms(spec: FleetSpec) -> dict[str, str]:
     model = {f"model.{key}": str(value) for key, value in sorted(spec.model.items())}
     return {
         "samples.shape": str(list(spec.samples.shape)),
-        "samples.labels": str(spec.samples.labels),
+        "samples.labels": str(spec.samples.count),
+        **_terms_of_numbers(spec),
         **model,
         "parameters": str(spec.learner.size),
-        **agreement_of(spec, spec.regions.count),
+        **agreement_of(spec, spec.regions.count, spec.samples.numbers),
     }
+
+
+def _terms_of_numbers(spec: FleetSpec) -> dict[str, str]:
+    """Return what targets look like that are numbers; nothing for labels."""
+    numbers = spec.samples.numbers
+    if numbers is None:
+        return {}
+    return {"samples.edges": str(list(numbers.edges)), "samples.width": str(numbers.width)}
 
 
 def refuse_changes(spec: FleetSpec, url: str, run: str, anew: str) -> None:

@@ -28,7 +28,7 @@ from fedkeep.core.state import restore_parts, snapshot_parts
 from fedkeep.core.types import DeviceId
 from fedkeep.flower import codec
 from fedkeep.flower.codec import EVALUATE, MASK, PROFILE, SHARE, TRAIN, UNMASK
-from fedkeep.flower.exchange import Exchange, PendingRequest
+from fedkeep.flower.exchange import Exchange, PendingRequest, give_back_large_arrays
 from fedkeep.flower.membership import Membership
 from fedkeep.flower.recording import FleetRecorder
 from fedkeep.flower.rounds import Rejections, RoundOptions, RoundOutcome, ServerMetrics
@@ -115,6 +115,7 @@ class FedkeepStrategy:
 
     def rounds(self, grid: Grid, num_rounds: int) -> Iterator[RoundOutcome]:
         """Play rounds until `num_rounds` are closed, counting those before a resume."""
+        give_back_large_arrays()
         next_look = 0.0
 
         def look() -> None:
@@ -144,7 +145,10 @@ class FedkeepStrategy:
         figures = {
             device: (own.samples, own.total_loss, own.correct) for device, own in evaluated.items()
         }
-        evaluation, cuts = merge_evaluations(figures, capped=self.server.limits.enabled)
+        errors = {device: own.errors for device, own in evaluated.items() if own.errors is not None}
+        evaluation, cuts = merge_evaluations(
+            figures, capped=self.server.limits.enabled, errors=errors
+        )
         self._rejections.add(*cuts, *summary.rejections)
         rejections = self._rejections.take()
         outcome = RoundOutcome(

@@ -100,7 +100,7 @@ def read_public_key(text: str) -> bytes:
     """Read the key-holder's public key from a device's configuration."""
     if not text:
         raise ConfigError(
-            "privacy.encrypted_profiles needs privacy.public_key: the key-holder's, as "
+            "sealed profiles need privacy.public_key: the key-holder's, as "
             "`fedkeep keyholder show` prints"
         )
     try:

@@ -6,13 +6,9 @@ from typing import Any
 import numpy as np
 
 from fedkeep.core.protocols import Learner
+from fedkeep.core.targets import WORST_R2, residuals
 from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray, Vector
 from fedkeep.learn.losses import CROSS_ENTROPY
-
-WORST_R2 = -1.0
-"""Models that are worse count as this: a single one that diverged would decide any mean."""
-_FARTHEST = 1e12
-"""The error of a prediction that is no number."""
 
 
 def judge(
@@ -80,13 +76,6 @@ class NumberScores:
     mae: float
     """The mean absolute error, in the targets' units."""
     r2: float
-
-
-def residuals(predicted: AnyArray, y: AnyArray) -> FloatArray:
-    """Compute prediction less target; one that is no number is very far off."""
-    off = np.asarray(predicted - y, dtype=np.float64)
-    far = np.nan_to_num(off, nan=_FARTHEST, posinf=_FARTHEST, neginf=-_FARTHEST)
-    return np.clip(far, -_FARTHEST, _FARTHEST)
 
 
 def number_scores(predicted: AnyArray, y: AnyArray) -> NumberScores:

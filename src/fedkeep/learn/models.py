@@ -23,8 +23,11 @@ from fedkeep.loading import load_object
 if TYPE_CHECKING:
     from torch import nn
 
-DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "mlp": (100,)}
-"""Models that need no torch, with the widths of their hidden layers by default."""
+DENSE: dict[str, tuple[int, ...]] = {"softmax": (), "linear": (), "mlp": (100,)}
+"""Models that need no torch, with the widths of their hidden layers by default.
+
+`linear` is `softmax` by the name that fits numbers to predict.
+"""
 FEDBOOST = "fedboost"
 """The weights of a mixture of fixed predictors."""
 TORCH = {

@@ -173,6 +173,15 @@ class Objective:
         given = module(*args, **named)
         return given if self._output is None else self._output(given)
 
+    def outputs_of(self, module: nn.Module, numbers: AnyArray) -> Tensor:
+        """Compute the outputs for samples of the pool, by their numbers, (n, outputs)."""
+        ids = numbers[:, 0]
+        batch = self.dense(Batch(numbers, np.zeros(len(ids), dtype=np.int64), ids))
+        x, _ = self.read(batch, next(module.parameters()).device)
+        with torch.no_grad():
+            found: Tensor = self.outputs(module, x)
+        return found.cpu()
+
     def check(self, module: nn.Module, x: Any, y: Any) -> int:
         """Find out whether module and loss take two samples, and the number of scores of each.
 

@@ -137,13 +137,16 @@ class SamplePool:
         """Whether each sample is one array of one shape."""
         return self.form.tree is None and not self.form.varied
 
-    def add(self, leaves: Iterable[AnyArray], target: AnyArray) -> int:
-        """Take a sample in, and give its number."""
+    def add(self, leaves: Iterable[AnyArray], target: AnyArray, number: int | None = None) -> int:
+        """Take a sample in, and give its number: the one that its id has, or one of its content."""
         own = tuple(
             np.ascontiguousarray(leaf).astype(dtype, casting="same_kind")
             for leaf, dtype in zip(leaves, self.form.dtypes, strict=True)
         )
         target = np.asarray(target, dtype=self.form.target[0])
+        if number is not None:
+            self._samples[number] = own, target
+            return number
         name = blake2b(digest_size=8)
         for leaf in own:
             name.update(leaf.tobytes())
@@ -151,6 +154,14 @@ class SamplePool:
         number = int(np.frombuffer(name.digest(), dtype="<i8")[0]) >> 1
         self._samples[number] = own, target
         return number
+
+    def set_target(self, number: int, target: Any) -> None:
+        """Give a sample another target."""
+        own, _ = self._samples[number]
+        self._samples[number] = own, np.asarray(target, dtype=self.form.target[0])
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._samples
 
     def prune(self, numbers: Iterable[int]) -> None:
         """Forget all samples but these."""

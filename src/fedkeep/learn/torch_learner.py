@@ -208,8 +208,10 @@ class TorchLearner:
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         """Compute the module's outputs, (n, outputs)."""
-        network = self._network
+        network, objective = self._network, self._network.objective
         with network.loaded(model, frozen=False):
+            if objective.pool is not None:  # samples are numbers of what lies there
+                return objective.outputs_of(network.module, x).numpy()
             return torch.cat(
                 [network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
             ).numpy()

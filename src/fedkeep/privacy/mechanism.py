@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.gist.codec import Encoding, pack, unpack
 from fedkeep.core.state import add_prefix, strip_prefix
 from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder
 from fedkeep.privacy.accountant import BudgetSpentError, Charge, PrivacyLedger
@@ -58,6 +59,8 @@ class DPMechanism:
         Makes a snapshot of the ledger durable; returns only once it is, and raises if it cannot.
     normal : callable, optional
         Source of standard normal numbers; by default the operating system's.
+    encoding : {"float32", "float16", "int8", "int4"}
+        In which numbers a gradient is sent: it is rounded after the noise, which costs nothing.
 
     References
     ----------
@@ -85,7 +88,9 @@ class DPMechanism:
         ledger: PrivacyLedger,
         commit: Callable[[State], None],
         normal: NormalSource = system_normal,
+        encoding: Encoding = "float32",
     ) -> None:
+        self._encoding = encoding
         self._options, self._ledger, self._commit, self.normal = options, ledger, commit, normal
         self._multiplier = 0.0 if options.epsilon is None else options.noise_multiplier()
         self._sent: State = {}
@@ -128,7 +133,8 @@ class DPMechanism:
             )
             report = replace(report, model=(order.model + noisy).astype(np.float32))
         if estimator in allowed and gradient is not None:
-            again = self._noised(gradient, options.clip, estimator.deviation).astype(np.float32)
+            noisy = self._noised(gradient, options.clip, estimator.deviation).astype(np.float32)
+            again = unpack(pack(noisy, self._encoding, seed=order.round), len(noisy))
             self._sent |= {"clean": gradient.copy(), "noisy": again}
         if again is None and options.protects("estimator"):
             return replace(report, local_gradient=None, gradient_samples=0)

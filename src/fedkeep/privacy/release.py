@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.gist.codec import Encoding
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import (
     ArraySpec,
@@ -84,6 +85,8 @@ class ReleasePipeline:
         A ledger that is kept in a file of its own.
     keep : callable
         Makes that ledger durable; called before `commit`.
+    encoding : {"float32", "float16", "int8", "int4"}
+        In which numbers a gradient with noise is sent.
     """
 
     _guard: DPMechanism | None = None
@@ -100,6 +103,7 @@ class ReleasePipeline:
         lock: AbstractContextManager[object] = nullcontext(),
         ledger: PrivacyLedger | None = None,
         keep: Callable[[State], None] = lambda _: None,
+        encoding: Encoding = "float32",
     ) -> None:
         self._commit, self._lock = commit, lock
         self._options, self._ledger = options or PrivacyOptions(), ledger or PrivacyLedger()
@@ -110,7 +114,7 @@ class ReleasePipeline:
             keep(spent)
             commit()
 
-        self._guard = DPMechanism(options, self._ledger, charged, normal or system_normal)
+        self._guard = DPMechanism(options, self._ledger, charged, normal or system_normal, encoding)
         if options.secure_aggregation:
             from fedkeep.privacy.secagg.client import SecureAggregationClient
 

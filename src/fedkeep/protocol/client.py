@@ -1,7 +1,9 @@
 """The client of the agent's socket; light, since Flower starts a process for every message."""
 
 import socket
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import UnionType
 
 from fedkeep.core.errors import ConfigError, FedkeepError
@@ -21,7 +23,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     Parameters
     ----------
     path : str
-        The agent's Unix socket.
+        The agent's Unix socket; of an agent with several streams `SOCKET#STREAM`.
     timeout : float
         Seconds after which a call fails.
 
@@ -41,6 +43,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
     def __init__(self, path: str, timeout: float = 600.0) -> None:
         if path.startswith("unix:"):
             raise ConfigError(f"the agent's socket is a path without a scheme, not '{path}'")
+        path, _, self._stream = path.partition("#") if not Path(path).exists() else (path, "", "")
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
@@ -88,8 +91,32 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         """Remove and overwrite matching samples; return how many."""
         return self.ask(request, messages.Erased).count
 
+    def configure(self, signed: bytes) -> str:
+        """Send signed settings; return which count, and which are on trial."""
+        return self.ask(messages.Configure(signed), messages.Configured).settings
+
+    def streams(self) -> tuple[str, ...]:
+        """Return the names of the agent's streams; of an only one it is empty."""
+        return self.ask(messages.AskStreams(), messages.Streams).names
+
+    def pull(
+        self, selection: messages.Selection = messages.Selection()
+    ) -> Iterator[messages.Pulled]:
+        """Yield the samples that match, a part at a time, oldest first."""
+        after: int | None = -1
+        while after is not None:
+            part = self.ask(messages.Pull(selection, after), messages.Pulled)
+            yield part
+            after = part.last
+
+    def upload(self, selection: messages.Selection) -> messages.Queued:
+        """Queue stored samples to be sent to the device's target, if it consents."""
+        return self.ask(messages.Upload(selection), messages.Queued)
+
     def ask(
-        self, request: messages.Request, expected: type[messages.Answer] | UnionType
+        self,
+        request: messages.Request | messages.AskStreams,
+        expected: type[messages.Answer] | UnionType,
     ) -> messages.Answer:
         """Send a request and return the reply.
 
@@ -101,12 +128,15 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             If the connection is lost.
         """
         try:
-            send_frame(self._socket, to_bytes(request))
-            payload = receive_frame(self._socket)
+            payload = to_bytes(request)
+            if self._stream:
+                payload = to_bytes(messages.ToStream(self._stream, payload))
+            send_frame(self._socket, payload)
+            answer = receive_frame(self._socket)
         except OSError as error:
             raise AgentUnreachableError(
                 f"the agent at {self._path} stopped answering: {error}"
             ) from error
-        if payload is None:
+        if answer is None:
             raise AgentUnreachableError(f"the agent at {self._path} closed the connection")
-        return messages.expect(from_bytes(payload, messages.Reply), expected, "the agent")
+        return messages.expect(from_bytes(answer, messages.Reply), expected, "the agent")

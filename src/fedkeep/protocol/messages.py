@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar
 import msgspec
 
 from fedkeep.core.errors import RejectedError
+from fedkeep.core.targets import scores_of_sums
 from fedkeep.core.types import Assignment, LocalTraining, Profile, Report, TrainOrder, Vector
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -83,6 +84,17 @@ class AskStatus(msgspec.Struct, frozen=True, tag=True):
     """Request the agent's status; answered by `Status`."""
 
 
+class AskStreams(msgspec.Struct, frozen=True, tag=True):
+    """Request the names of the agent's streams; answered by `Streams`."""
+
+
+class ToStream(msgspec.Struct, frozen=True, tag=True):
+    """A request to one of an agent's several streams; answered as the request is."""
+
+    stream: str
+    request: bytes
+
+
 class AskStored(msgspec.Struct, frozen=True, tag=True):
     """Request a summary of the stored samples by label; answered by `StoredSummary`."""
 
@@ -103,12 +115,48 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     """Remove all samples that match every condition given; answered by `Erased`."""
 
     id: str | None = None
-    label: int | None = None
+    label: int | str | None = None
+    """Its number, or its name."""
     source: str | None = None
     since: float | None = None
     until: float | None = None
     namespace: str | None = None
     """Only an `id` of this namespace; None: of any."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which stored samples: those that match every condition given."""
+
+    ids: tuple[str, ...] = ()
+    """Ids as they are written."""
+    labels: tuple[int | str, ...] = ()
+    """By number or name."""
+    sources: tuple[str, ...] = ()
+    since: float | None = None
+    """Stored then or later, by the device's clock."""
+    until: float | None = None
+    namespace: str | None = None
+    """Only `ids` of this namespace; None: of any."""
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    """Give stored samples out; answered by `Pulled`, a part at a time."""
+
+    selection: Selection = Selection()
+    after: int = -1
+    """Only samples that arrived later than this one, as the `last` of the part before says."""
+
+
+class Upload(msgspec.Struct, frozen=True, tag=True):
+    """Queue stored samples to be sent to the device's target; answered by `Queued`."""
+
+    selection: Selection
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """Take signed settings on trial; answered by `Configured`."""
+
+    signed: bytes
 
 
 class Reported(msgspec.Struct, frozen=True, tag=True):
@@ -157,10 +205,15 @@ class Evaluated(msgspec.Struct, frozen=True, tag=True):
     """Which samples were evaluated: "held-out" or "stored"."""
     vitals: DeviceStats | None = None
     """None where the device's privacy options withhold them."""
+    errors: tuple[float, float, float, float] | None = None
+    """Where targets are numbers: squared errors, absolute errors, targets and squared targets,
+    summed over the samples. None: targets are labels."""
 
     @property
     def accuracy(self) -> float:
-        """The share of correct labels; NaN without a sample."""
+        """The share of correct labels, or R2 of numbers; NaN without a sample."""
+        if self.errors is not None and self.samples:
+            return scores_of_sums(self.samples, self.errors)["r2"]
         return self.correct / self.samples if self.samples else math.nan
 
 
@@ -249,6 +302,12 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """None of a device without a gist."""
     waiting: str = ""
     """Why nothing is valued at present; empty while arrivals are."""
+    label_names: tuple[str, ...] = ()
+    """Of the labels by number, where they have some."""
+    settings: str = ""
+    """Which settings from afar count; empty where none may come."""
+    uploads: str = ""
+    """What waits to leave the device; empty where nothing may."""
     unlabelled: WaitingStatus | None = None
     """None of a device without a waiting room."""
 
@@ -264,6 +323,8 @@ class LabelSummary(msgspec.Struct, frozen=True):
     highest: float
     oldest_seconds: float
     newest_seconds: float
+    name: str = ""
+    """Of the label, where it has one."""
 
 
 class StoredSummary(msgspec.Struct, frozen=True, tag=True):
@@ -320,6 +381,56 @@ class Erased(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class PulledSample(msgspec.Struct, frozen=True):
+    """One stored sample, with what is known of it."""
+
+    id: int
+    label: int
+    data: bytes
+    """Its file, or its numbers as little-endian float32."""
+    name: str = ""
+    """Its id as it came, where that is not the number itself."""
+    source: str = ""
+    score: float = math.nan
+    stored: float = 0.0
+    """When it was stored, by the device's clock."""
+    time: float | None = None
+    """The record's own time, in seconds since 1970."""
+    target: tuple[float, ...] = ()
+    """The numbers to predict; its label is then the interval they lie in."""
+
+
+class Pulled(msgspec.Struct, frozen=True, tag=True):
+    """A part of the samples that were asked for, oldest first."""
+
+    samples: tuple[PulledSample, ...]
+    shape: tuple[int, ...] | None
+    """Of the numbers; None: samples are files."""
+    label_names: tuple[str, ...]
+    last: int | None
+    """What to ask for more with; None: this is the last part."""
+
+
+class Configured(msgspec.Struct, frozen=True, tag=True):
+    """Which settings count, and which are on trial."""
+
+    settings: str
+
+
+class Streams(msgspec.Struct, frozen=True, tag=True):
+    """The names of the agent's streams; of an only one it is empty."""
+
+    names: tuple[str, ...]
+
+
+class Queued(msgspec.Struct, frozen=True, tag=True):
+    """How many samples were queued to be sent, how many wait, and what may leave today."""
+
+    new: int
+    waiting: int
+    bytes_left: int
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The request was rejected."""
 
@@ -347,9 +458,23 @@ def expect(reply: object, expected: type[Answer] | UnionType, who: str) -> Answe
 DeviceRequest: TypeAlias = Participate | AskSum | Evaluate | AskProfile
 """The requests of a server."""
 DeviceReply: TypeAlias = Reported | Answered | Evaluated | Profiled | EncryptedProfiled
-Request: TypeAlias = DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase
+Request: TypeAlias = (
+    DeviceRequest | AskStatus | AskStored | AskRefused | AskWhy | Erase | Pull | Upload | Configure
+)
 """All requests that an agent answers: those of a server and those of an operator."""
-Reply: TypeAlias = DeviceReply | Status | StoredSummary | RefusedRecords | Reasons | Erased | Failed
+Reply: TypeAlias = (
+    DeviceReply
+    | Status
+    | StoredSummary
+    | RefusedRecords
+    | Reasons
+    | Erased
+    | Pulled
+    | Queued
+    | Configured
+    | Streams
+    | Failed
+)
 
 
 class Participant(Protocol):

@@ -61,7 +61,8 @@ def accuracy_figure(runs: Sequence[Run], title: str | None = None) -> "Figure":
         axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set_title(title if title is not None else " ".join(filter(None, (task, setting))))
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy (%)")
+    measures = {run.header.measure for run in runs}
+    axes.set_ylabel("test R2 (%)" if "r2" in measures else "test accuracy (%)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return figure

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,8 @@ MOST_SEEDS = 200
 """More seeds than this nobody is advised to run."""
 BASES = ("fifo", "reservoir")
 """What methods are measured against unless asked otherwise: the first of these that ran."""
+ERRORS = ("rmse", "mae")
+"""Errors of numbers that are predicted, in evaluations; lower is better, and R2 decides."""
 GIST = ("trust", "likeness", "worth", "reach")
 """The names that `GistFigures` has in records, in its order."""
 
@@ -91,6 +94,10 @@ class Row:
     """Mean recall of the rarest quarter of the labels."""
     recalls: dict[str, MeanOverSeeds] = field(default_factory=dict)
     """Recall of each label."""
+    measure: str = "accuracy"
+    """What the accuracies are, as the runs' headers say; "r2" where targets are numbers."""
+    errors: dict[str, MeanOverSeeds] = field(default_factory=dict)
+    """`rmse` and `mae` of the last evaluation, where targets are numbers."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,51 @@ def mean_accuracy(evaluations: Sequence[Evaluation]) -> float:
         ((a.accuracy or 0.0) + (b.accuracy or 0.0)) / 2 * (b.round - a.round) for a, b in pairs
     )
     return math.fsum(halves) / rounds
+
+
+class Setback(NamedTuple):
+    """A time in which a model was worse than it had been."""
+
+    rounds: int
+    """From the last evaluation before until the first after it; to the end where none follows."""
+    depth: float
+    """How far the accuracy fell."""
+    recovered: bool
+
+
+def setbacks(evaluations: Sequence[Evaluation], slack: float = LEVEL) -> list[Setback]:
+    """Find when accuracy fell below its best so far, and how long until it was there again.
+
+    Where labels come one after the other, this is what a change of label costs.
+
+    Parameters
+    ----------
+    evaluations : sequence of Evaluation
+        A run's, in order.
+    slack : float
+        How far below its best the accuracy may be without having fallen.
+
+    Examples
+    --------
+    >>> reached = {10: 0.5, 20: 0.8, 30: 0.6, 40: 0.7, 50: 0.81, 60: 0.75}
+    >>> curve = [Evaluation(round=n, accuracy=a, loss=None) for n, a in reached.items()]
+    >>> [(found.rounds, round(found.depth, 2), found.recovered) for found in setbacks(curve)]
+    [(30, 0.2, True), (10, 0.06, False)]
+    """
+    found: list[Setback] = []
+    best, since, lowest = 0.0, 0, 1.0
+    below = False
+    for each in _trained(evaluations):
+        accuracy = each.accuracy or 0.0
+        if accuracy >= best - slack:
+            if below:
+                found.append(Setback(each.round - since, best - lowest, recovered=True))
+            best, since, below, lowest = max(best, accuracy), each.round, False, 1.0
+        else:
+            below, lowest = True, min(lowest, accuracy)
+    if below:
+        found.append(Setback(evaluations[-1].round - since, best - lowest, recovered=False))
+    return found
 
 
 MEASURES: Mapping[str, Callable[[Sequence[Evaluation]], float]] = {
@@ -346,7 +398,9 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
             {name: difference(each) for name, each in found.items()} if paired else None
         )
     final = [curve[-1] for curve in judged]
-    labels = next(iter(runs.values())).header.labels
+    header = next(iter(runs.values())).header
+    labels = header.labels
+    errors = {name: _estimate_known([getattr(e, name) for e in final]) for name in ERRORS}
     recalls = {
         label: _estimate_known([(*e.label_recall, *[None] * len(labels))[place] for e in final])
         for place, label in enumerate(labels)
@@ -362,6 +416,8 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         _estimate_known([e.worst_tenth for e in final]),
         _estimate_known([e.rare_recall for e in final]),
         {label: found for label, found in recalls.items() if found is not None},
+        header.measure,
+        {name: found for name, found in errors.items() if found is not None},
     )
 
 

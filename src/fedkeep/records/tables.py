@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeep.core.errors import optional_import
-from fedkeep.records.measures import Comparison, MeanOverSeeds, Ratio, Row
+from fedkeep.records.measures import ERRORS, Comparison, MeanOverSeeds, Ratio, Row
 from fedkeep.records.runs import Run, read_runs
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EVALUATED = (
     "label_coverage", "store_turnover",
 )  # fmt: skip
 """The fields of an evaluation in the curves of the page."""
-EXPORTED = (*EVALUATED, "samples_trained", "worst_tenth", "rare_recall", "prequential")
+EXPORTED = (*EVALUATED, "samples_trained", "worst_tenth", "rare_recall", "prequential", *ERRORS)
 """The fields of an evaluation in a frame and in CSV; recall per label follows them."""
 _PERCENT, _POINTS = "{:.2f} %", "{:+.2f}"
 
@@ -92,6 +92,7 @@ class ReportTable:
     rows: tuple[tuple[str, ...], ...]
 
 
+_WORST = ("bottom-decile accuracy", "tail recall")
 _NAMES = ("final", "best", "mean_accuracy")
 
 
@@ -122,30 +123,54 @@ def tables(comparison: Comparison, *, full: bool = False) -> Iterator[ReportTabl
 
 
 def _of_methods(title: str, rows: Sequence[Row]) -> ReportTable:
-    columns = ("method", "seeds", "final accuracy", "best", "mean accuracy")
+    measure = measure_name(rows)
+    errors = [name for name in ERRORS if any(name in row.errors for row in rows)]
+    columns = ("method", "seeds", f"final {measure}", "best", f"mean {measure}")
     values = []
     for row in rows:
         seeds = str(row.seeds) if row.finished == row.seeds else f"{row.finished} of {row.seeds}"
         figures = (_figure(row.measures[name], _PERCENT) for name in _NAMES)
-        values.append((row.method, seeds, *figures))
-    return ReportTable(title, columns, tuple(values))
+        off = (_number(row.errors.get(name)) for name in errors)
+        values.append((row.method, seeds, *figures, *off))
+    return ReportTable(title, (*columns, *map(str.upper, errors)), tuple(values))
+
+
+def measure_name(rows: Sequence[Row]) -> str:
+    """Return what runs are judged by: accuracy, or R2 where targets are numbers.
+
+    >>> measure_name([])
+    'accuracy'
+    """
+    return "R2" if any(row.measure == "r2" for row in rows) else "accuracy"
+
+
+def _number(found: MeanOverSeeds | None) -> str:
+    """Return a mean in units of its own, with its interval."""
+    if found is None:
+        return "-"
+    half = "" if found.half_width is None else f" ± {found.half_width:.2g}"
+    return f"{found.mean:.4g}{half}"
 
 
 def _of_devices_and_labels(title: str, rows: Sequence[Row]) -> Iterator[ReportTable]:
     if all(row.worst_devices is not None or row.tail_recall is not None for row in rows):
-        columns = ("method", "bottom-decile accuracy", "tail recall")
+        numbers = measure_name(rows) == "R2"
+        named = ("bottom-decile R2", "tail R2") if numbers else _WORST
+        columns = ("method", *named)
         values = [(row.method, _known(row.worst_devices), _known(row.tail_recall)) for row in rows]
-        yield ReportTable(f"{title}: worst devices and rare labels", columns, tuple(values))
+        rare = "rare intervals" if numbers else "rare labels"
+        yield ReportTable(f"{title}: worst devices and {rare}", columns, tuple(values))
     labels = dict.fromkeys(label for row in rows for label in row.recalls)
     if labels:
         found = [(label, *(_known(row.recalls.get(label)) for row in rows)) for label in labels]
         methods = tuple(row.method for row in rows)
-        heading = f"{title}: recall of each label"
-        yield ReportTable(heading, ("label", *methods), tuple(found))
+        of_each = ("recall", "label") if measure_name(rows) == "accuracy" else ("R2", "interval")
+        heading = f"{title}: {of_each[0]} of each {of_each[1]}"
+        yield ReportTable(heading, (of_each[1], *methods), tuple(found))
 
 
 def _of_differences(title: str, rows: Sequence[Row], place: int) -> Iterator[ReportTable]:
-    columns = ("method", "verdict", "final", "best", "mean accuracy", "speedup")
+    columns = ("method", "verdict", "final", "best", f"mean {measure_name(rows)}", "speedup")
     compared = []
     for row in rows:
         found = row.differences[place]
@@ -325,9 +350,17 @@ def _escaped(text: str) -> str:
 
 def explanation(comparison: Comparison) -> str:
     """Return how to read the tables of a comparison."""
-    return _METHODS + (_GIST if any(row.gist for row in comparison.rows) else "")
+    numbers = measure_name(comparison.rows) == "R2"
+    gist = any(row.gist for row in comparison.rows)
+    return (_NUMBERS if numbers else "") + _METHODS + (_GIST if gist else "")
 
 
+_NUMBERS = (
+    "Targets are numbers: R2, the share of their variance that is predicted, stands for accuracy "
+    "here and is what methods are judged by, higher is better; of one device or interval it is 1 - "
+    "its MSE over the variance of all; below -1 it counts as -1. RMSE and MAE are those of the "
+    "last evaluation, in the targets' units, lower is better. "
+)
 _METHODS = (
     "Seeds: finished, of those begun; means are over finished seeds where there are any. Final: "
     "the accuracy of the last evaluation. Best: the highest. Mean accuracy: over all rounds (the "

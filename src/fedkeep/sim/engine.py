@@ -12,6 +12,7 @@ from fedkeep.core.protocols import Learner, Stateful
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.state import restore_parts, snapshot_parts
+from fedkeep.core.targets import residuals
 from fedkeep.core.types import (
     AnyArray,
     Batch,
@@ -28,7 +29,6 @@ from fedkeep.learn.evaluation import (
     number_scores,
     predict,
     r_squared,
-    residuals,
 )
 from fedkeep.privacy.options import refuse_conflicts
 from fedkeep.sim.assembly import assemble, coordinate
@@ -88,6 +88,11 @@ class Simulator:
     """
 
     def __init__(self, experiment: Experiment, data: Federation | None = None) -> None:
+        if not isinstance(experiment, Experiment):
+            raise ConfigError(
+                "a Simulator takes an Experiment: fedkeep.Experiment.from_table(TABLES), or use "
+                f"fedkeep.simulate; got {type(experiment).__name__}"
+            )
         privacy = experiment.privacy
         refuse_conflicts(privacy, experiment.aggregation)
         if privacy.secure_aggregation or privacy.profile_protection == "sealed":
@@ -232,6 +237,9 @@ def _reject_for_numbers(experiment: Experiment, data: Federation) -> None:
     set_ = {
         "record.prequential": experiment.record.prequential,
         "stream.label_noise": experiment.stream.label_noise,
+        "stream.label_delay": experiment.stream.label_delay,
+        "stream.labelled": experiment.stream.labelled < 1,
+        "waiting.share": experiment.waiting.share,
     }
     for key in (key for key, value in set_.items() if value):
         raise ConfigError(f"'{key}' is about labels, and the targets are numbers: leave it out")

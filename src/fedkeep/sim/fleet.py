@@ -16,6 +16,7 @@ import numpy as np
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.gist.codec import Encoding
 from fedkeep.core.gradient_exchange import GradientExchange
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner, Learner, Outcome, PerSampleGradients, TrainingJob
@@ -338,6 +339,8 @@ class DeviceMechanisms:
         if options.protects("estimator") and options.unit == "sample":
             experiment.exchange.check_sample_privacy()
         self._options, self._seed = options, experiment.seed
+        gist = experiment.gist
+        self._encoding: Encoding = gist.encoding if gist.kept else "float32"
         self._guards: dict[DeviceId, DPMechanism] = {}
 
     def release(
@@ -382,7 +385,9 @@ class DeviceMechanisms:
     def _guard(self, device: DeviceId, round_: int) -> DPMechanism:
         """Give the device's mechanism; its noise depends on seed, device and round alone."""
         if device not in self._guards:
-            self._guards[device] = DPMechanism(self._options, PrivacyLedger(), lambda _: None)
+            self._guards[device] = DPMechanism(
+                self._options, PrivacyLedger(), lambda _: None, encoding=self._encoding
+            )
         self._guards[device].normal = generator(
             self._seed, "privacy", device, round_
         ).standard_normal

@@ -46,6 +46,7 @@ def is_finished(cell: RunSpec, directory: Path) -> bool:
     return run.end is not None and run.header.config_hash == cell.experiment.digest()
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the record tells a diverging run
 def play(
     cell: RunSpec, directory: Path, *, resume: bool = False, progress: Progress | None = None
 ) -> Path:

@@ -23,6 +23,8 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from fedkeep.config.experiment import RunSpec
 from fedkeep.core.errors import FedkeepError, optional_import
 from fedkeep.files import atomic_write
@@ -64,6 +66,7 @@ def run_sweep(
             _run_in_processes(cells, waiting, directory, jobs=jobs, resume=resume, listen=listen)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the run's record tells that it diverges
 def estimate_seconds(cells: Sequence[RunSpec], jobs: int) -> float:
     """Estimate how long the runs will take, from a short trial of each method."""
     kinds = {(cell.experiment.label, cell.setting): cell for cell in reversed(cells)}

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from fedkeep.records import lines
-from fedkeep.records.measures import GIST, pooled
+from fedkeep.records.measures import ERRORS, GIST, pooled
 from fedkeep.records.runs import Run
 from fedkeep.records.tables import EVALUATED
 from fedkeep.tables import flat
@@ -24,7 +24,7 @@ BINS = 120
 """Points of a chart of per-round counts: fewer, which averages out noise."""
 ROWS = 1000
 """Limit of the devices in the coordination matrix."""
-_OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image")
+_OF_HEADER = ("run", "method", "task", "setting", "seed", "labels", "rounds", "image", "measure")
 _DEVICES = ("worst_device", "lower_device", "median_device", "upper_device", "best_device")
 _COUNTS = {"participants": "participations"} | {
     n: n for n in ("arrivals", "kept", "replaced", "refused", "dropouts")
@@ -171,7 +171,7 @@ class Digest:
         shown = evenly(self._evaluations, POINTS)
         quantiles = [(*e.device_accuracy_quantiles, *[None] * len(_DEVICES)) for e in shown]
         devices = {name: [each[place] for each in quantiles] for place, name in enumerate(_DEVICES)}
-        return _columns(shown, {name: name for name in EVALUATED}) | devices
+        return _columns(shown, {name: name for name in (*EVALUATED, *ERRORS)}) | devices
 
     def _rates(self) -> Columns:
         """Return the counts per round, so that merging neighbours does not change the scale."""

@@ -3,7 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -41,6 +41,8 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     """Each method against every other, up to `MOST_BASES`."""
     planned: int = 0
     """Runs that were planned, begun or not; 0 where that is not known."""
+    troubles: tuple[str, ...] = ()
+    """What is not as it should be with the processes of a fleet on this machine."""
     words: tuple[str, ...] = ()
     """The recommendation of `fedkeep advise`, shown first."""
 
@@ -61,6 +63,7 @@ class Feed(ABC):
         self._views: dict[str, tuple[int, RunView]] = {}
         self._comparison = Comparison((), (), ())
         self._planned = 0
+        self._troubles: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self.closed = threading.Event()
 
@@ -77,6 +80,7 @@ class Feed(ABC):
                 views=tuple(view for changed, view in self._views.values() if changed > version),
                 comparison=self._comparison,
                 planned=self._planned,
+                troubles=self._troubles,
             )
 
     @abstractmethod
@@ -119,15 +123,30 @@ class _Followed(Tail):
 
 
 class DirectoryFeed(Feed):
-    """Updates from the files of a directory, read at most every `pause` seconds."""
+    """Updates from the files of a directory, read at most every `pause` seconds.
 
-    def __init__(self, directory: Path, pause: float = 0.4) -> None:
+    Parameters
+    ----------
+    directory : Path
+        Where the records are.
+    pause : float
+        Seconds between two looks.
+    troubles : callable
+        Says what is not as it should be with the fleet that writes the records.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        pause: float = 0.4,
+        troubles: Callable[[], tuple[str, ...]] = tuple,
+    ) -> None:
         if not directory.is_dir():
             raise DataError(
                 f"{directory} is not a directory; give the one that `fedkeep run --out` writes to"
             )
         super().__init__(directory.resolve().name)
-        self._directory, self._pause = directory, pause
+        self._directory, self._pause, self._read_troubles = directory, pause, troubles
         self._runs: dict[str, _Followed] = {}
         self._looked = float("-inf")
 
@@ -150,9 +169,10 @@ class DirectoryFeed(Feed):
         }
         changed = {key for key, run in self._runs.items() if run.refresh()}
         planned = len(planned_runs(self._directory))
-        if changed or gone or planned != self._planned:
+        troubles = self._read_troubles()
+        if changed or gone or (planned, troubles) != (self._planned, self._troubles):
             self._version += 1
-            self._planned = planned
+            self._planned, self._troubles = planned, troubles
             known = {
                 key: (run, run.digest) for key, run in self._runs.items() if run.digest is not None
             }
@@ -224,4 +244,4 @@ class RemoteFeed(Feed):
             self._views = {key: self._views[key] for key in update.keys if key in self._views}
             self._comparison = update.comparison
             self._title = update.title
-            self._planned = update.planned
+            self._planned, self._troubles = update.planned, update.troubles

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class LiveServer:
         Where to listen; port 0 is any free one.
     token : str, optional
         The secret that a browser must present; required where others can reach `host`.
+    troubles : callable
+        Says what is not as it should be with the fleet whose records these are.
 
     Raises
     ------
@@ -41,6 +44,7 @@ class LiveServer:
         host: str = "127.0.0.1",
         port: int = PORT,
         token: str | None = None,
+        troubles: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         with optional_import("The live page", "web"):
             import uvicorn
@@ -57,7 +61,11 @@ class LiveServer:
         self._socket = _bound(host, port)
         remote = str(source).startswith(("http://", "https://"))
         try:
-            self._feed: Feed = RemoteFeed(str(source)) if remote else DirectoryFeed(Path(source))
+            self._feed: Feed = (
+                RemoteFeed(str(source))
+                if remote
+                else DirectoryFeed(Path(source), troubles=troubles)
+            )
         except FedkeepError:
             self._socket.close()
             raise

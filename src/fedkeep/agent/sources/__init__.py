@@ -3,12 +3,13 @@
 One file per kind of source but the shortest, and the table that finds them by name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from fedkeep.agent.arrivals import IngestQueue, Source
 from fedkeep.agent.sources.folder import FolderSource
+from fedkeep.agent.sources.http import HttpSource
 from fedkeep.agent.sources.lines import LinesSource
 from fedkeep.agent.sources.mqtt import MqttSource
 from fedkeep.agent.sources.records import RecordsSource
@@ -20,7 +21,7 @@ from fedkeep.tables import Table, build
 
 @dataclass
 class IteratorSource(Source):
-    """Any Python iterator of (x, y) or (x, y, id)."""
+    """Any Python iterator of (x, y), (x, y, id) or (x, y, id, {"time": ..., other fields})."""
 
     function: str
     """`module:function`, called without arguments; it returns an iterable."""
@@ -41,7 +42,9 @@ class IteratorSource(Source):
             except Exception:  # noqa: BLE001 - an item may raise anything when it is taken apart
                 intake.refuse("malformed", self.name, item)
                 continue
-            if not self.deliver(intake, x, y, rest[0] if rest else None):
+            said = dict(rest[1]) if rest[1:] and isinstance(rest[1], Mapping) else {}
+            time = said.pop("time", None)
+            if not self.deliver(intake, x, y, rest[0] if rest else None, time=time, fields=said):
                 return
 
 
@@ -51,6 +54,7 @@ KINDS: dict[str, type[Source]] = {
     "folder": FolderSource,
     "socket": RecordsSource,
     "mqtt": MqttSource,
+    "http": HttpSource,
     "iterator": IteratorSource,
 }
 

@@ -1,4 +1,4 @@
-"""A folder into which other programs drop npz files."""
+"""A folder into which other programs drop npz files, or pictures, sounds and arrays."""
 
 import fcntl
 import json
@@ -8,15 +8,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedkeep.agent.arrivals import IngestQueue, Source
-from fedkeep.core.errors import ConfigError, DataError, RejectedError
+from fedkeep.agent.payloads import SUFFIXES, looks_whole
+from fedkeep.agent.record_fields import FieldNames, Record, typed
+from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RejectedError
 from fedkeep.core.types import AnyArray
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,9 @@ _READ = ".npz"
 _UNFINISHED = {".tmp", ".part", ".partial", ".new", ".swp", ".crdownload"}
 """How programs name what they are still writing."""
 _QUARANTINE, _DONE = "refused", "done"
+_AT_ONCE = 32
+"""Files that are samples and are under way together."""
+_SIDECAR, _LONGEST_SIDECAR = ".json", 65_536
 _MOSTLY = 0.5
 """A file of which more than this share is no sample was made for something else, or the labels
 are set wrongly."""
@@ -42,6 +48,10 @@ class FolderSource(Source):
 
     Write under another suffix, then rename to .npz.
 
+    With a decoder each .jpg, .png, .wav, .flac or .npy is a sample. Its label is the name of the
+    folder within this one in which it is, or stands with all else in `NAME.json` beside it
+    (`{"y": "ok", "id": 7, "time": ...}`), which is there before it; its id is its name.
+
     A file stays where it is until the fate of all its samples is on the disk. One that cannot be
     read, or of which most records are no samples, is never deleted: it is moved to the folder
     `refused`, with a report beside it. Two sources may read one folder: each file is read by one.
@@ -54,8 +64,13 @@ class FolderSource(Source):
     `done`."""
     max_bytes: int = 64_000_000
     """A larger file is refused unread, and so is one that would unpack to more."""
+    fields: dict[str, str] = field(default_factory=dict)
+    """Where a `NAME.json` that is not ours has `y`, `id` and `time`: `{ y = "state" }`."""
 
     settles = True
+
+    def __post_init__(self) -> None:
+        self._names = FieldNames(self.fields)
 
     def open(self) -> None:
         """Fail if there is no such folder."""
@@ -71,9 +86,15 @@ class FolderSource(Source):
 
     def run(self, intake: IngestQueue) -> None:
         """Read every file of the folder, and those that come, until the intake is stopped."""
+        is_file = intake.form.payload_bytes is not None
+        self._read_suffixes = SUFFIXES if is_file else (_READ,)
         while not intake.stopped:
-            found = False
-            for file in self._files(intake):
+            found, files = False, self._files(intake)
+            if is_file:
+                for start in range(0, len(files), _AT_ONCE):
+                    found |= self._take_payloads(files[start : start + _AT_ONCE], intake)
+                files = []
+            for file in files:
                 found |= self._take(file, intake)
                 if intake.stopped:
                     return
@@ -86,12 +107,16 @@ class FolderSource(Source):
             raise DataError(f"the folder {self._folder} is gone")
         files, others = [], dict[str, list[Path]]()
         found = sorted(self._folder.iterdir())
+        if _READ not in self._read_suffixes:
+            found += [one for folder in found if self._is_of_a_label(folder) for one in _in(folder)]
         self._seen = {file: self._seen[file] for file in found if file in self._seen}
         for file in found:
-            if file.suffix == _READ:
+            if file.suffix.lower() in self._read_suffixes:
                 if self._stuck.get(file) is None or self._stuck[file] != _identity(file):
                     files.append(file)
             elif file.name[0] != "." and file.suffix not in _UNFINISHED | self._named:
+                if file.suffix == _SIDECAR and _READ not in self._read_suffixes:
+                    continue
                 others.setdefault(file.suffix, []).append(file)
         for suffix, same in others.items():
             self._name_unread(suffix, same, intake)
@@ -104,9 +129,12 @@ class FolderSource(Source):
             return
         self._named.add(suffix)
         kind = f"end in {suffix}" if suffix else "have no suffix"
+        reads = f"{_READ} files with x, y and, if wanted, ids"
+        if _READ not in self._read_suffixes:
+            reads = f"{', '.join(self._read_suffixes)} files"
         sentence = (
             f"{len(settled)} files in {self._folder} {kind} and are not read: this source reads "
-            f"{_READ} files with x, y and, if wanted, ids; {settled[0].name} is one that stays"
+            f"{reads}; {settled[0].name} is one that stays"
         )
         log.warning("source '%s': %s", self.name, sentence)
         intake.refuse("suffix", self.name, sentence, count=0)
@@ -159,6 +187,81 @@ class FolderSource(Source):
             self._put_away(file, identity, fates)
             return True
 
+    def _is_of_a_label(self, folder: Path) -> bool:
+        return folder.name not in (_QUARANTINE, _DONE) and folder.is_dir()
+
+    def _take_payloads(self, files: list[Path], intake: IngestQueue) -> bool:
+        """Hands over files that are samples, and puts each away once it has its fate.
+
+        Returns whether there was something to do.
+        """
+        judged: list[tuple[Path, _Identity, str]] = []
+        settled = threading.Condition()
+
+        def acknowledge(file: Path, identity: _Identity, fate: str) -> None:
+            with settled:
+                judged.append((file, identity, fate))
+                settled.notify_all()
+
+        handed = did = 0
+        with ExitStack() as claims:
+            for file in files:
+                identity = claims.enter_context(_claimed(file))
+                record = None if identity is None else self._record_of(file, identity, intake)
+                if identity is None or not isinstance(record, Record):
+                    did += record is False
+                    continue
+                answer = partial(acknowledge, file, identity)
+                if not self.deliver_record(intake, record, answer):
+                    break
+                handed += 1
+            with settled:
+                while len(judged) < handed:
+                    stopped = intake.stopped
+                    # Of an agent that stops, the last commits may still be under way.
+                    if not settled.wait(_LAST_SECONDS) and stopped:
+                        break
+            for file, identity, fate in judged:
+                goes = self._put_away(file, identity, Counter({fate: 1}))
+                beside = file.with_name(file.name + _SIDECAR)
+                if (found := _identity(beside)) is not None and not file.exists():
+                    self._move(beside, found, goes)
+        return bool(handed or did)
+
+    def _record_of(
+        self, file: Path, identity: _Identity, intake: IngestQueue
+    ) -> Record | Literal[False] | None:
+        """Return the record of a file; None while it is being written, False where it is none."""
+        try:
+            payload = _read_file(file, min(self.max_bytes, intake.form.payload_bytes or 0))
+            record = self._described(file, payload)
+        except (FedkeepError, OSError) as error:
+            if not self._is_settled(file):
+                return None
+            reason = error.reason if isinstance(error, RejectedError) else "malformed"
+            intake.refuse(reason, self.name, f"{file.name}: {error}")
+            self._quarantine(file, identity, 1, Counter({reason: 1}), str(error))
+            return False
+        return record if looks_whole(payload) or self._is_settled(file) else None
+
+    def _described(self, file: Path, payload: bytes) -> Record:
+        """Return the record of a file: by what stands beside it, else by where it is."""
+        beside = file.with_name(file.name + _SIDECAR)
+        said: Any = {}
+        if beside.is_file():
+            try:
+                said = json.loads(_read_file(beside, _LONGEST_SIDECAR))
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{beside.name} is not JSON: {error}") from None
+            if not isinstance(said, dict):
+                raise DataError(f"{beside.name} is no table")
+        label = typed(file.parent.name) if file.parent != self._folder else None
+        record = self._names.take_file(said, payload, label)
+        if record is None:
+            raise DataError("[source.fields] x is not for files")
+        record.id = file.name if record.id is None else record.id
+        return record
+
     def _judged(
         self, x: AnyArray | None, y: AnyArray | None, ids: AnyArray | None, intake: IngestQueue
     ) -> Counter[str] | None:
@@ -184,8 +287,11 @@ class FolderSource(Source):
                     return None
         return fates
 
-    def _put_away(self, file: Path, identity: _Identity, fates: Counter[str]) -> None:
-        """Remove or keeps a file that is done with, or sets it aside with a report."""
+    def _put_away(self, file: Path, identity: _Identity, fates: Counter[str]) -> str | None:
+        """Remove or keeps a file that is done with, or sets it aside with a report.
+
+        Returns the folder into which it goes, if any.
+        """
         count = fates.total()
         wrong = Counter(
             {
@@ -196,10 +302,10 @@ class FolderSource(Source):
         )
         if wrong.total() > _MOSTLY * count:
             self._quarantine(file, identity, count, wrong, "")
-        elif self.afterwards == "keep":
-            self._move(file, identity, _DONE)
-        else:
-            self._move(file, identity, None)
+            return _QUARANTINE
+        goes = _DONE if self.afterwards == "keep" else None
+        self._move(file, identity, goes)
+        return goes
 
     def _quarantine(
         self, file: Path, identity: _Identity, records: int, wrong: Counter[str], detail: str
@@ -284,6 +390,25 @@ def _claimed(file: Path) -> Iterator[_Identity | None]:
         yield found if found == _identity_of(os.fstat(handle)) else None
     finally:
         os.close(handle)
+
+
+def _in(folder: Path) -> list[Path]:
+    """Return what is in a folder, by name; nothing where it cannot be looked into."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read_file(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file of at most so many."""
+    if not path.is_file():  # a pipe would be waited for, a device read for ever
+        raise DataError(f"{path} is not a file")
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise RejectedError("oversized", f"{path.name} has more than {limit} bytes")
+    return content
 
 
 def _identity(file: Path) -> _Identity | None:

@@ -100,7 +100,7 @@ class LinesSource(Source):
 
         What is longer is no sample and is skipped without being held in memory.
         """
-        limit = 4096 + 32 * intake.sample_bytes
+        limit = intake.form.longest_json
         pending, skips = b"", False
         for chunk in self._chunks(intake):
             *whole, pending = (pending + chunk).split(b"\n")

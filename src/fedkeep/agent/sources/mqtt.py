@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedkeep.agent.arrivals import IngestQueue, Overload, Source
-from fedkeep.agent.record_fields import FieldNames
+from fedkeep.agent.record_fields import FieldNames, Record
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import ConfigError, optional_import
 
@@ -23,6 +23,7 @@ _HEADER_BYTES = 65_536 + 1024
 _BUFFER_BYTES, _LEAST_MESSAGES, _MOST_MESSAGES = 8 << 20, 4, 256
 """Messages that are read ahead, while the agent has not taken them yet."""
 _POLL_SECONDS = 0.2
+_MOST_PROPERTIES = 64
 _FOR_EVER = 0xFFFFFFFF
 """Seconds for which a broker keeps a session, as MQTT 5 writes "for ever"."""
 _VERSION_REFUSED = ("Unsupported protocol version", "Unacceptable protocol version")
@@ -58,6 +59,9 @@ class MqttSource(Source):
     """The certificate's private key, where it is not in the same file."""
     max_bytes: int | None = None
     """The longest message that is read; None: what the numbers of a sample can take as JSON."""
+    format: Literal["json", "raw"] = "json"
+    """What a message is: a JSON record, or a file as it is, for a decoder. Of a file, the user
+    properties of MQTT 5 say `y`, `id`, `time` and all else."""
     fields: dict[str, str] = field(default_factory=dict)
     """Where messages that are not ours have `x`, `y`, `id`, `time`: `{ x = "payload.values" }`."""
     overload: Overload = field(default="sample", kw_only=True)
@@ -126,7 +130,7 @@ class MqttSource(Source):
     def run(self, intake: IngestQueue) -> None:
         """Hand over one message after another until the intake is stopped."""
         self._intake = intake
-        self._longest = self.max_bytes or 4096 + 32 * intake.sample_bytes
+        self._longest = self.max_bytes or intake.form.longest_json
         ahead = min(_MOST_MESSAGES, max(_LEAST_MESSAGES, _BUFFER_BYTES // self._longest))
         self._messages: queue.Queue[tuple[int, Any]] = queue.Queue(ahead)
         self._client.longest_packet = self._longest + _HEADER_BYTES
@@ -204,6 +208,13 @@ class MqttSource(Source):
             except queue.Full:
                 continue
 
+    def _record(self, message: Any) -> Record | None:
+        """Return the record of a message; None if it is none."""
+        if self.format == "json":
+            return self._names.parse_json(message.payload)
+        said = getattr(getattr(message, "properties", None), "UserProperty", None) or []
+        return self._names.take_texts(dict(said[:_MOST_PROPERTIES]), bytes(message.payload))
+
     def _take(self, connection: int, message: Any) -> bool:
         """Hands a message over; returns False if the agent stops."""
 
@@ -216,7 +227,7 @@ class MqttSource(Source):
         if connection != self._connection and message.qos:
             return True  # the broker sends it again by the new connection
         oversized = len(message.payload) > self._longest
-        record = None if oversized else self._names.parse_json(message.payload)
+        record = None if oversized else self._record(message)
         if record is not None:
             return self.deliver_record(self._intake, record, acknowledge)
         reason = "oversized" if oversized else "malformed"

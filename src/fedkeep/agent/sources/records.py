@@ -121,7 +121,7 @@ class RecordsSource(Source):
                     record = self._names.take(_decoder.decode(payload))
                     if record is None:
                         raise ValueError("neither a sample nor the label of another record")
-                    if isinstance(record.x, bytes):
+                    if isinstance(record.x, bytes) and intake.form.payload_bytes is None:
                         record.x = np.frombuffer(record.x, self._dtype)
                 except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
                     intake.refuse("malformed", self.name, payload)
@@ -153,7 +153,7 @@ class _Exchange:
 
         What can be sent to it is sent meanwhile.
         """
-        limit, poll = 4096 + 16 * intake.sample_bytes, select.poll()
+        limit, poll = intake.form.longest_packed, select.poll()
         begun: float | None = None
         while not intake.stopped:
             poll.register(self._connection, select.POLLIN | (select.POLLOUT if self._unsent else 0))

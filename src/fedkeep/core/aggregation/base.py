@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
-from fedkeep.core.aggregation.rows import stacked_updates
+from fedkeep.core.aggregation.rows import UpdateRows
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.registry import Registry
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
@@ -31,9 +31,18 @@ class MergedReports:
 
     model: Vector
     reports: Mapping[DeviceId, Report]
-    """The reports as they counted: without the local gradients that do not count."""
+    """The reports with the weights by which they counted, and without the local gradients that do
+    not; their models are `model_of`."""
     filtered: tuple[DeviceId, ...] = ()
     """Devices whose updates were left out."""
+    counted_models: Mapping[DeviceId, Callable[[], Vector]] = field(default_factory=dict)
+    """Of devices whose models a rule changed, what makes them: together they are large."""
+
+    def model_of(self, device: DeviceId) -> Vector:
+        """Return a device's model as it counted."""
+        if device in self.counted_models:
+            return self.counted_models[device]()
+        return self.reports[device].model
 
 
 class Aggregator(ABC):
@@ -158,6 +167,9 @@ class RoundUpdates:
 class UpdateRule(Aggregator):
     """A rule that is a function of updates, weights and steps; a subclass overrides `step`."""
 
+    coordinatewise: ClassVar[bool] = False
+    """Whether `step` treats each parameter by itself; large models are merged in parts then."""
+
     @abstractmethod
     def step(self, updates: RoundUpdates) -> FloatArray:
         """Return the step of the global model, (P,), from at least one update."""
@@ -167,9 +179,24 @@ class UpdateRule(Aggregator):
         counted = [r for r in reports if r.weight > 0]
         if not counted:
             return model
-        start = model.astype(np.float64)
-        vectors = stacked_updates(model, counted)
-        weights = np.array([r.weight for r in counted])
         steps = np.array([r.steps for r in counted], dtype=np.float64)
-        step = self.step(RoundUpdates(vectors, weights / weights.sum(), steps))
-        return (start + step).astype(np.float32)
+        weights = np.array([r.weight for r in counted])
+        return self.moved(model, UpdateRows.of(model, counted), weights, steps)
+
+    def moved(
+        self, model: Vector, updates: UpdateRows, weights: FloatArray, steps: FloatArray
+    ) -> Vector:
+        """Return the model after `step`, from at least one update of a weight above 0."""
+        weights = weights / weights.sum()
+        blocks = updates.column_blocks() if self._works_in_parts() else updates.whole()
+        new = np.empty(len(model), dtype=np.float32)
+        for part, vectors in blocks:
+            step = self.step(RoundUpdates(vectors, weights, steps))
+            new[part] = model[part].astype(np.float64) + step
+        return new
+
+    @classmethod
+    def _works_in_parts(cls) -> bool:
+        """Say whether the class that defines `step` declares it coordinatewise."""
+        rule = next(c for c in cls.__mro__ if "step" in vars(c))
+        return bool(vars(rule).get("coordinatewise", False))

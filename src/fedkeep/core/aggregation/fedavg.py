@@ -18,6 +18,8 @@ class FedAvg(UpdateRule):
     Eq. 2 of the ODE paper.
     """
 
+    coordinatewise = True
+
     def step(self, updates: RoundUpdates) -> FloatArray:
         """Return the weighted mean of the updates."""
         mean: FloatArray = updates.weights @ updates.vectors

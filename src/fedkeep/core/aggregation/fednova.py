@@ -18,6 +18,7 @@ class FedNova(UpdateRule):
     Optimization, 2020.
     """
 
+    coordinatewise = True
     per_step = True
 
     def step(self, updates: RoundUpdates) -> FloatArray:

@@ -18,6 +18,8 @@ class Median(UpdateRule):
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, 2018.
     """
 
+    coordinatewise = True
+
     def step(self, updates: RoundUpdates) -> FloatArray:
         """Return the median of each coordinate."""
         return np.asarray(np.median(updates.vectors, axis=0), dtype=np.float64)

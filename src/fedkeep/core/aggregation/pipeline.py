@@ -12,8 +12,9 @@ from fedkeep.core.aggregation.base import Aggregator, MergedReports
 from fedkeep.core.aggregation.robust.clip import ClippedReports, GradientClip
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.errors import ConfigError, RejectionReason
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.outliers import weight_cap
-from fedkeep.core.screening import Limits, screen_report
+from fedkeep.core.screening import Limits, screen_report, screen_sketch
 from fedkeep.core.state import add_prefix, put_table, strip_prefix, take_table
 from fedkeep.core.types import DeviceId, Report, State, Vector
 
@@ -51,6 +52,10 @@ class UpdatePipeline:
         The rule; its class attributes say which checks it needs.
     limits : Limits
         With `enabled = false` nothing is clipped, capped or rejected but for its form.
+    layout : GradientLayout, optional
+        How local gradients are represented, where it is not number by number.
+    noisy : bool
+        Whether they come with noise, which makes the two products of a sketch differ.
 
     Raises
     ------
@@ -58,14 +63,22 @@ class UpdatePipeline:
         If the rule clips by itself and the limits are off.
     """
 
-    def __init__(self, aggregator: Aggregator, limits: Limits) -> None:
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        limits: Limits,
+        layout: GradientLayout | None = None,
+        *,
+        noisy: bool = False,
+    ) -> None:
         if aggregator.requires_limits and not limits.enabled:
             raise ConfigError(
                 f'aggregation "{aggregator.label()}" clips updates, which limits.enabled = false '
                 'switches off: choose another, such as aggregation = { name = "fedavg" }'
             )
         self._aggregator, self._limits = aggregator, limits
-        self.statistics = UpdateStatistics()
+        self.statistics = UpdateStatistics(layout)
+        self._noisy = noisy
         self._gradients = GradientClip(aggregator.gradient_ratio)
         self._rate_cap = np.inf
 
@@ -79,7 +92,11 @@ class UpdatePipeline:
         RejectedError
             If any part of it is invalid.
         """
-        return screen_report(report, model, gradient_size, max_weight, self._limits)
+        valid = screen_report(report, model, gradient_size, max_weight, self._limits)
+        layout, gradient = self.statistics.gradient_layout, valid.local_gradient
+        if layout is not None and gradient is not None and not self._noisy:
+            screen_sketch(gradient, layout, self._limits)
+        return valid
 
     def merge(self, model: Vector, reports: Mapping[DeviceId, Report]) -> MergedRound:
         """Merge the valid reports of a round."""

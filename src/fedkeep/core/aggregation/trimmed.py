@@ -22,6 +22,7 @@ class Trimmed(UpdateRule):
     Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, 2018.
     """
 
+    coordinatewise = True
     trim: float = 0.1
     """The share of values left out at either end of each coordinate."""
 

@@ -155,8 +155,8 @@ class Correction:
     layout : GradientLayout, optional
         The layout of terms and gist; None: they are as long as the gradient that they are of.
     known : tuple of KnownGradient
-        Gradients along which the correction may lie: the step that the
-        model has made, w_old - w_new, and the store's gradient a(w_old).
+        Gradients along which the correction may lie: the store's gradient a(w_old) and, in the
+        shared mode, the step that the model has made, w_old - w_new.
     made : Vector, optional
         The vector that the sketches are of, where it has been made already.
     """

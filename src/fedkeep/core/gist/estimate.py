@@ -170,7 +170,7 @@ class Gist:
             norm(stored.means[1]),
             new_store + variance_term,
             carried,
-            *self._reconstruction(stored.means[0], old_store, models),
+            *self._reconstruction(stored.means[0], old_store, None if fleet is None else models),
         )
         # A huge sample: better no correction than one that ends the model.
         return correction if np.isfinite(correction.relative_norm) else nothing
@@ -260,7 +260,11 @@ class Gist:
     def _reconstruction(
         self, old_store: Vector, numbers: Vector, models: tuple[Vector, Vector] | None
     ) -> tuple[GradientLayout | None, tuple[KnownGradient, ...]]:
-        """Say in which layout the correction is, and along which gradients it may lie."""
+        """Say in which layout the correction is, and along which gradients it may lie.
+
+        What the fleet's gist adds lies along the step that the model has made, w_old - w_new; the
+        rest does not, and takes some noise by it.
+        """
         if self.layout.whole:
             return None, ()
         size = self.layout.parameters

@@ -46,9 +46,13 @@ class GistOptions:
         """Whether there is a gist at all."""
         return self.mode != "none"
 
+    @property
+    def used_rank(self) -> int:
+        """The rank of sketches; 0 where every number is kept."""
+        return AUTO_RANK if self.rank == "auto" else self.rank or 0
+
     def layout(self, learner: Learner) -> GradientLayout:
         """Lay out the gist of a learner's gradients: whole, or large weights as sketches."""
-        if self.rank is None:
+        if not self.used_rank:
             return whole_layout(learner.tail(self.last_layers))
-        rank = AUTO_RANK if self.rank == "auto" else self.rank
-        return sketched_layout(learner.gradient_shapes(self.last_layers), rank)
+        return sketched_layout(learner.gradient_shapes(self.last_layers), self.used_rank)

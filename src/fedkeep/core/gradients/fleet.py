@@ -66,12 +66,13 @@ class RoundMeanEstimator(GivenEstimator):
 
     def update(self, estimates: Mapping[DeviceId, Estimate]) -> None:
         """Take in one round's accepted estimates."""
-        total = sum(e.weight for e in estimates.values())
-        if total > 0:
-            weighted = [
-                e.gradient.astype(np.float64) * e.weight for _, e in sorted(estimates.items())
-            ]
-            self.given = (sum(weighted[1:], weighted[0]) / total).astype(np.float32)
+        weight = sum(e.weight for e in estimates.values())
+        if weight > 0:
+            first, *others = (estimate for _, estimate in sorted(estimates.items()))
+            total = first.gradient.astype(np.float64) * first.weight
+            for estimate in others:
+                total += estimate.gradient.astype(np.float64) * estimate.weight
+            self.given = (total / weight).astype(np.float32)
 
 
 class IncrementalEstimator:

@@ -177,18 +177,10 @@ class SketchedBlock(Block):
         y = numbers[:columns].reshape(self._long, self.rank)
         return y, numbers[columns:].reshape(self.rows, self._short)
 
-    def disagreement(self, numbers: Vector) -> float:
-        """Compare Psi Y with Z Omega, which are equal for the sketch of any matrix.
-
-        Returns
-        -------
-        float
-            The length of their difference over that of the longer one; 0 if they agree.
-        """
+    def both_ways(self, numbers: Vector) -> tuple[Vector, Vector]:
+        """Give Psi Y and Z Omega, which are equal for the sketch of any matrix: Psi M Omega."""
         y, z = self.products(numbers)
-        left, right = self.psi @ y, z @ self.omega
-        longer = max(float(np.linalg.norm(left)), float(np.linalg.norm(right)))
-        return float(np.linalg.norm(left - right)) / longer if longer > 0 else 0.0
+        return self.psi @ y, z @ self.omega
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,10 +317,22 @@ class GradientLayout:
         return gradient
 
     def disagreement(self, numbers: Vector) -> float:
-        """Tell how far the two products of any weight contradict each other, the worst one."""
-        parts = zip(self.blocks, self.parts, strict=True)
-        found = [b.disagreement(numbers[p]) for b, p in parts if isinstance(b, SketchedBlock)]
-        return max(found, default=0.0)
+        """Compare Psi Y with Z Omega, which are equal for the sketch of any matrix.
+
+        Returns
+        -------
+        float
+            The length of their difference over that of the longer one, of all weights together;
+            0 if they agree, and at most 2.
+        """
+        lengths = np.zeros(3)
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            if isinstance(block, SketchedBlock):
+                left, right = (one.ravel() for one in block.both_ways(numbers[part]))
+                apart = left - right
+                lengths += [apart @ apart, left @ left, right @ right]
+        longest = float(lengths[1:].max())
+        return sqrt(float(lengths[0]) / longest) if longest > 0 else 0.0
 
 
 def whole_layout(parameters: int) -> GradientLayout:
@@ -354,6 +358,34 @@ def sketched_layout(shapes: Sequence[tuple[int, ...]], rank: int) -> GradientLay
         smaller = sketched is not None and sketched.size < sketched.parameters
         blocks.append(sketched if sketched is not None and smaller else WholeBlock(shape))
     return GradientLayout(tuple(blocks))
+
+
+def sketch_of(shapes: Sequence[tuple[int, ...]], rank: int, size: int) -> GradientLayout | None:
+    """Find the layout of a sketch from its length: it may cover the last parameters only.
+
+    Parameters
+    ----------
+    shapes : sequence of tuples
+        The shapes of a model's parameters, in the order in which they are flattened.
+    rank : int
+        r of every sketched weight.
+    size : int
+        The numbers of the sketch.
+
+    Returns
+    -------
+    GradientLayout or None
+        None if no sketch of the last parameters has that length.
+
+    Examples
+    --------
+    >>> shapes = [(100, 900), (100,), (5, 100), (5,)]
+    >>> found = sketch_of(shapes, rank=4, size=5050)
+    >>> found is not None and found.parameters
+    90605
+    """
+    layouts = (sketched_layout(shapes[start:], rank) for start in range(len(shapes)))
+    return next((one for one in layouts if one.size == size and not one.whole), None)
 
 
 def _least_squares(left: Vector, right: Vector) -> AnyArray:

@@ -135,6 +135,11 @@ class RuledStore(MemoryStore):
         limiting = [index for index, _ in self._claims.get(id_, ()) if index in self._limits]
         return (*holding, *limiting)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether samples may be held after they came."""
+        return self._most_before > 0
+
     def in_policy(self, id_: int) -> bool:
         """Tell whether a sample is among those that the policy keeps."""
         return id_ in self._entries

@@ -12,6 +12,7 @@ const state = {
   shown: "values",
   other: "",
   words: [],
+  troubles: [],
   planned: 0,
   hidden: new Set(),
   method: null,
@@ -87,6 +88,7 @@ function deliver(update) {
   state.title = update.title;
   state.planned = update.planned ?? 0;
   state.words = update.words ?? [];
+  state.troubles = update.troubles ?? [];
   render();
 }
 
@@ -161,7 +163,7 @@ function render() {
   drawWords();
   panels.update(views, view);
   settings.update(views, view, views.find((other) => other.key === state.other && other.key !== view.key) ?? null);
-  drawMembers(view);
+  drawMembers(view, state.troubles);
   matrix.update(view, state.device);
   devicePane.update(view, state.device, snapshotOf(view, state.device));
   drawGallery(views, view, pictured);

@@ -1,18 +1,40 @@
 "use strict";
-// The devices of a real fleet: who is there, what each holds, and why one's report did not count.
+// A real fleet, first on the page: how far it is, what is wrong, who is there, and what each device holds.
 
 const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Trouble"];
 
-function drawMembers(view) {
-  byId("members-section").hidden = !view.members.length;
-  if (!view.members.length) return;
+function drawMembers(view, troubles) {
+  byId("members-section").hidden = !view.members.length && !troubles.length;
+  byId("members-table").parentElement.hidden = !view.members.length;
   const online = view.members.filter((member) => member.online).length;
   byId("members-count").textContent = `${online} of ${view.members.length} online`;
+  byId("members-tiles").replaceChildren(...fleetTiles(view, online, troubles));
+  const all = [...troubles, ...refusedMembers(view).map((member) => `${member.name}: ${member.refused}`)];
+  byId("troubles").replaceChildren(...all.map((words) => make("li", { class: "warning" }, words)));
+  byId("troubles").hidden = !all.length;
   const heads = MEMBER_HEADS.map((head) => make("th", { scope: "col" }, head));
   const rows = view.members.map((member) => memberRow(member, view.labels.length));
   byId("members-table").replaceChildren(
     make("table", {}, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
   );
+}
+
+function refusedMembers(view) {
+  return view.members.filter((member) => member.refused != null);
+}
+
+/** What somebody looks for first: how good the model is, how far, who is there, and what is wrong. */
+function fleetTiles(view, online, troubles) {
+  const accuracy = view.evaluations.accuracy.filter((value) => value != null);
+  const before = accuracy.length > 10 ? accuracy[accuracy.length - 11] : null;
+  const change = before == null ? "so far" : `${formatPoints(last(accuracy) - before)} points over ten evaluations`;
+  const wrong = troubles.length + refusedMembers(view).length;
+  return [
+    tile("Accuracy", formatPercent(last(accuracy)), change),
+    tile("Trouble", wrong ? formatCount(wrong) : "none", wrong ? "listed below" : "all is as it should be"),
+    tile("Round", formatCount(view.round), stateOf(view)),
+    tile("Devices", `${online} of ${view.members.length}`, "online"),
+  ];
 }
 
 function memberRow(member, labels) {
@@ -29,6 +51,6 @@ function memberRow(member, labels) {
     "tr",
     {},
     make("th", { scope: "row" }, member.name),
-    cells.map((cell) => make("td", {}, cell)),
+    cells.map((cell, place) => make("td", { "data-head": MEMBER_HEADS[place + 1] }, cell)),
   );
 }

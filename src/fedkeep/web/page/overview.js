@@ -62,6 +62,7 @@ class Overview {
       methods.map((method) => [method, method]),
       state.against,
     );
+    this.numbers = views.some((view) => view.measure === "r2");
     this.shown.update(state.shown);
     this.shown.node.hidden = methods.length < 2;
     this.differing = state.shown === "differences" && methods.length > 1;
@@ -107,21 +108,39 @@ class Overview {
     this.accuracy.update({
       ...shared,
       zeroLine: this.differing,
-      title: this.differing ? `Accuracy against ${against}` : "Accuracy",
+      title: this.differing ? `${measureName(this.numbers)} against ${against}` : measureName(this.numbers),
       note: this.differing
         ? "points of difference, paired by seed, 95 % interval shaded"
         : "mean over seeds, shaded from lowest to highest",
       series: this.differing ? differences : values("accuracy"),
     });
-    this.loss.update({ ...shared, series: values("loss") });
+    this.loss.update({
+      ...shared,
+      title: this.numbers ? "RMSE" : "Loss",
+      note: this.numbers ? "on the test data, in the targets' units" : "on the test data",
+      series: values(this.numbers ? "rmse" : "loss"),
+    });
   }
 
   table(state, views, methods, styles) {
     const { rows, bases } = state.comparison;
     const known = new Map(rows.filter((row) => groupName(row) === state.group).map((row) => [row.method, row]));
     const place = bases.indexOf(state.against);
-    const heads = ["Method", "Final", "Best", "Mean accuracy", `Final against ${state.against}`, "Verdict", "Speedup", "Seeds", "Progress"];
-    const cells = methods.map((method) => comparisonCells(method, known.get(method), place, views));
+    const measure = this.numbers ? "R2" : "accuracy";
+    const errors = this.numbers ? ["rmse", "mae"] : [];
+    const heads = [
+      "Method",
+      this.numbers ? "Final R2" : "Final",
+      "Best",
+      `Mean ${measure}`,
+      ...errors.map((name) => name.toUpperCase()),
+      `Final against ${state.against}`,
+      "Verdict",
+      "Speedup",
+      "Seeds",
+      "Progress",
+    ];
+    const cells = methods.map((method) => comparisonCells(method, known.get(method), place, views, errors));
     this.tableRows = () => [heads, ...cells.map((row) => [...row.slice(0, -1), ""])];
     return make(
       "table",
@@ -168,7 +187,7 @@ class Overview {
 }
 
 /** One method's row: its figures, how it stands to the chosen method, and how far it is. */
-function comparisonCells(method, row, place, views) {
+function comparisonCells(method, row, place, views, errors) {
   const own = views.filter((view) => view.method === method);
   const value = (name) => formatPercent(row.measures[name].mean, 2) + plusMinus(row.measures[name].half_width);
   // Unfinished runs have no final accuracy: the curves show how far they are.
@@ -178,7 +197,8 @@ function comparisonCells(method, row, place, views) {
   const ratio = place < 0 || !row?.finished ? NONE : speedup(row.ratios[place]);
   const finished = own.filter((view) => view.finished).length;
   const seeds = finished === own.length ? own.length : `${finished} of ${own.length}`;
-  const figures = [final("final"), final("best"), final("mean_accuracy")];
+  const off = (name) => (row?.finished && row.errors[name] ? withInterval(row.errors[name]) : NONE);
+  const figures = [final("final"), final("best"), final("mean_accuracy"), ...errors.map(off)];
   return [method, ...figures, lead, stands?.verdict ?? NONE, ratio, seeds, progress(own)];
 }
 
@@ -213,6 +233,16 @@ function swatchLine({ colour, dash }) {
     { class: "swatch-line", width: 22, height: 10, "aria-hidden": "true" },
     draw("path", { class: `line c${colour}`, d: "M1,5H21", "stroke-dasharray": dash }),
   );
+}
+
+/** What models are judged by: R2 of numbers to predict, else the share of labels found. */
+function measureName(numbers) {
+  return numbers ? "R2" : "Accuracy";
+}
+
+/** A mean in units of its own, with its interval. */
+function withInterval({ mean, half_width: half }) {
+  return formatNumber(mean) + (half == null ? "" : ` ± ${formatNumber(half)}`);
 }
 
 /** Half an interval's width in points, where there is one. */

@@ -74,6 +74,7 @@ class Panels {
       { always: true },
     );
     byId("tiles").replaceChildren(...tiles(view));
+    this.spread.update({ note: `${view.measure === "r2" ? "R2" : "accuracy"}, quartiles shaded` });
     this.drawCharts(view);
     this.failures.replaceChildren(...failures(view));
     this.privacy.replaceChildren(make("h3", {}, "Privacy budget"), ...budget(view));
@@ -145,7 +146,7 @@ function tiles(view) {
   const spent = last(view.privacy.spent);
   const found = [
     tile("Round", formatCount(view.round), view.rounds ? `of ${formatCount(view.rounds)}` : stateOf(view)),
-    tile("Accuracy", formatPercent(last(evaluations.accuracy)), `loss ${formatNumber(last(evaluations.loss))}`),
+    ...scores(view),
     tile("Stream", formatNumber(last(activity.arrivals)), "arrivals a round"),
     tile(
       "Stored",
@@ -164,6 +165,17 @@ function tiles(view) {
     found.push(tile("Privacy ε", formatNumber(spent), `${formatNumber(last(view.privacy.left))} left`));
   if (view.seconds != null) found.push(tile("Time", formatDuration(view.seconds), stateOf(view)));
   return found;
+}
+
+/** How good the model is: its accuracy, or where targets are numbers R2 and the errors. */
+function scores({ evaluations, measure }) {
+  const score = formatPercent(last(evaluations.accuracy));
+  const loss = `loss ${formatNumber(last(evaluations.loss))}`;
+  if (measure !== "r2") return [tile("Accuracy", score, loss)];
+  return [
+    tile("R2", score, "of the variance is predicted"),
+    tile("RMSE", formatNumber(last(evaluations.rmse)), `MAE ${formatNumber(last(evaluations.mae))}, ${loss}`),
+  ];
 }
 
 /** What the gist does now, a figure and a sentence each. */

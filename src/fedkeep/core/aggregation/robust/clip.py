@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
+from fedkeep.core.aggregation.rows import UpdateRows
 from fedkeep.core.errors import RejectionReason
 from fedkeep.core.outliers import MIN_OBSERVATIONS, median, weight_cap
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
@@ -87,20 +88,20 @@ class GradientClip:
         enough = len(self.norms) >= MIN_OBSERVATIONS
         usual = median(list(self.norms.values())) if enough else np.inf
         limit = self._ratio * usual
-        return {
-            device: gradient * np.float32(min(1.0, limit / max(self.norms[device], _TINY)))
-            for device, gradient in gradients.items()
-        }
+        clipped = dict(gradients)
+        for device, gradient in gradients.items():
+            if self.norms[device] > limit:
+                clipped[device] = gradient * np.float32(limit / self.norms[device])
+        return clipped
 
     def forget(self, device: DeviceId) -> None:
         """Forget a device that has left."""
         self.norms.pop(device, None)
 
 
-def clip_to_usual(updates: FloatArray, lengths: FloatArray, usual: float) -> FloatArray:
-    """Return the updates, (n, P), each at most of the usual length."""
-    clipped: FloatArray = updates * np.minimum(1.0, usual / np.maximum(lengths, _TINY))[:, None]
-    return clipped
+def clip_to_usual(updates: UpdateRows, lengths: FloatArray, usual: float) -> UpdateRows:
+    """Return the updates, each at most of the usual length."""
+    return updates.scaled(np.minimum(1.0, usual / np.maximum(lengths, _TINY)))
 
 
 def clip_weights(weights: list[float], statistics: UpdateStatistics) -> FloatArray:

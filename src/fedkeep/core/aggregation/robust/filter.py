@@ -10,7 +10,7 @@ from fedkeep.core.aggregation.robust.statistics import (
     Agreement,
     UpdateStatistics,
 )
-from fedkeep.core.aggregation.rows import row_norms, row_products
+from fedkeep.core.aggregation.rows import Chosen, UpdateRows, row_norms, row_products
 from fedkeep.core.outliers import MAD_TO_DEVIATION, median
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 
@@ -27,7 +27,7 @@ _TINY = 1e-30
 class FilteredUpdates(NamedTuple):
     """Updates without what conflicts with the reference, and which devices that concerned."""
 
-    updates: FloatArray
+    updates: UpdateRows
     """(n, P)."""
     projected: BoolArray
     """Whose update lost a component, (n,)."""
@@ -35,8 +35,62 @@ class FilteredUpdates(NamedTuple):
     """Whose update does not count, (n,)."""
 
 
+class ReferenceDirections:
+    """The direction of the others as each device sees it: this round's, and earlier rounds'.
+
+    Parameters
+    ----------
+    updates : UpdateRows
+        Updates, (n, P).
+    trusted : BoolArray
+        Whose updates count as "the others", (n,).
+    earlier : FloatArray or None
+        The running mean of the model's steps, (P,).
+    """
+
+    def __init__(self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None) -> None:
+        self._updates, self._trusted, self._earlier = updates, trusted, earlier
+        self._total = updates.weighted_sum(trusted.astype(np.float64))
+        count, columns = updates.shape
+        self._lengths = np.empty(count)
+        products = np.empty(count)
+        for rows, group in updates.row_groups():
+            others = self._mean_of_others(rows, slice(0, columns), group)
+            self._lengths[rows] = np.maximum(row_norms(others), _TINY)
+            others /= self._lengths[rows, None]
+            products[rows] = row_products(group, others)
+        self.products = products
+        """Of each update with its direction, (n,)."""
+
+    def of(self, rows: Chosen, part: slice, updates: FloatArray) -> FloatArray:
+        """Return these columns of the directions of these rows, from the same of the updates."""
+        return self._mean_of_others(rows, part, updates) / self._lengths[rows, None]
+
+    def _mean_of_others(self, rows: Chosen, part: slice, updates: FloatArray) -> FloatArray:
+        trusted = self._trusted[rows]
+        others: FloatArray = trusted[:, None] * updates
+        np.subtract(self._total[part], others, out=others)
+        others /= np.maximum(self._trusted.sum() - trusted, 1)[:, None]
+        if self._earlier is not None:
+            others *= 1 - REFERENCE_DECAY
+            others += REFERENCE_DECAY * self._earlier[part]
+        return others
+
+    def project_out(self, chosen: BoolArray) -> UpdateRows:
+        """Return the updates, the chosen ones without what goes along their direction."""
+
+        def fill(rows: Chosen, part: slice, out: FloatArray) -> None:
+            self._updates.read(rows, part, out)
+            if (here := chosen[rows]).any():
+                conflicting = np.arange(len(chosen))[rows][here]
+                along = self.products[conflicting, None]
+                out[here] -= along * self.of(conflicting, part, out[here])
+
+        return UpdateRows(*self._updates.shape, fill)
+
+
 def filter_updates(
-    devices: Sequence[DeviceId], updates: FloatArray, statistics: UpdateStatistics
+    devices: Sequence[DeviceId], updates: UpdateRows, statistics: UpdateStatistics
 ) -> FilteredUpdates:
     """Project out what goes against the reference, and find who keeps going against it.
 
@@ -47,7 +101,7 @@ def filter_updates(
     ----------
     devices : Sequence[DeviceId]
         Whose updates these are.
-    updates : FloatArray
+    updates : UpdateRows
         Their updates, (n, P).
     statistics : UpdateStatistics
         Reference and agreement of earlier rounds; takes in the agreement of this one.
@@ -58,10 +112,10 @@ def filter_updates(
     2021 (trust by cosine, there with a direction of the server's own data).
     """
     trusted = np.ones(len(devices), dtype=bool)
-    lengths = np.maximum(row_norms(updates), _TINY)
+    lengths = np.maximum(updates.norms(), _TINY)
     for _ in range(2):
-        references = reference_directions(updates, trusted, statistics.reference)
-        cosines: FloatArray = row_products(updates, references) / lengths
+        references = ReferenceDirections(updates, trusted, statistics.reference)
+        cosines: FloatArray = references.products / lengths
         agreement = dict(statistics.agreement)
         for device, cosine in zip(devices, cosines.tolist(), strict=True):
             agreement[device] = _updated(statistics.agreement.get(device, Agreement()), cosine)
@@ -74,41 +128,9 @@ def filter_updates(
     statistics.agreement = agreement
     projected = ~trusted & (cosines < 0)
     if projected.any():
-        updates = updates.copy()
-        along = (updates[projected] * references[projected]).sum(axis=1, keepdims=True)
-        updates[projected] -= along * references[projected]
+        updates = references.project_out(projected)
     threshold = min(lower_bound(fleet, _FILTER_DEVIATIONS), _FILTER_COSINE)
     return FilteredUpdates(updates, projected, means < threshold)
-
-
-def reference_directions(
-    updates: FloatArray, trusted: BoolArray, earlier: FloatArray | None
-) -> FloatArray:
-    """Return the direction of the others as each device sees it: this round's, and earlier rounds'.
-
-    Parameters
-    ----------
-    updates : FloatArray
-        Updates, (n, P).
-    trusted : BoolArray
-        Whose updates count as "the others", (n,).
-    earlier : FloatArray or None
-        The running mean of the model's steps, (P,).
-
-    Returns
-    -------
-    FloatArray
-        A unit vector a device, (n, P).
-    """
-    total = trusted @ updates
-    others: FloatArray = trusted[:, None] * updates
-    np.subtract(total, others, out=others)
-    others /= np.maximum(trusted.sum() - trusted, 1)[:, None]
-    if earlier is not None:
-        others *= 1 - REFERENCE_DECAY
-        others += REFERENCE_DECAY * earlier
-    others /= np.maximum(row_norms(others), _TINY)[:, None]
-    return others
 
 
 def lower_bound(cosines: Iterable[float], deviations: float) -> float:

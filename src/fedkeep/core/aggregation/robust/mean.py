@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from fedkeep.core.aggregation.robust.filter import filter_updates
 from fedkeep.core.aggregation.robust.reputation import reputation_weights
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.aggregation.robust.validate import inconsistent_gradients
-from fedkeep.core.aggregation.rows import row_norms, stacked_updates
+from fedkeep.core.aggregation.rows import Chosen, UpdateRows
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _LENGTH_RATIO = 2.0
@@ -48,33 +49,19 @@ class RobustMean(Aggregator):
     def merge(
         self, model: Vector, reports: Mapping[DeviceId, Report], statistics: UpdateStatistics
     ) -> MergedReports:
-        """Merge a round with what earlier rounds showed of each device."""
-        counted, filtered = self.reweight(model, reports, statistics)
-        return MergedReports(FedAvg().aggregate(model, list(counted.values())), counted, filtered)
+        """Merge a round with what earlier rounds showed of each device.
 
-    def reweight(
-        self, model: Vector, reports: Mapping[DeviceId, Report], statistics: UpdateStatistics
-    ) -> tuple[dict[DeviceId, Report], tuple[DeviceId, ...]]:
-        """Return the reports whose plain weighted mean is the robust one, and whose were filtered.
-
-        Parameters
-        ----------
-        model : Vector
-            The global model that the round began with.
-        reports : Mapping[DeviceId, Report]
-            Valid reports in the order of their devices' ids.
-        statistics : UpdateStatistics
-            The fleet's earlier updates; takes in this round's.
+        The plain weighted mean of the models that count is the new model.
         """
-        counted = {device: r for device, r in reports.items() if r.weight > 0}
-        if not counted:
-            return dict(reports), ()
-        devices, senders = list(counted), list(counted.values())
-        updates = stacked_updates(model, senders)
+        devices = [device for device, report in reports.items() if report.weight > 0]
+        if not devices:
+            return MergedReports(model, reports)
+        senders = [reports[device] for device in devices]
+        updates = UpdateRows.of(model, senders)
 
-        inconsistent = inconsistent_gradients(senders, updates)
+        inconsistent = inconsistent_gradients(senders, updates, statistics.gradient_layout)
 
-        lengths = row_norms(updates)
+        lengths = updates.norms()
         usual = statistics.median_length(lengths.tolist())
         clipped = clip_to_usual(updates, lengths, usual)
         weights = clip_weights([r.weight for r in senders], statistics)
@@ -89,24 +76,69 @@ class RobustMean(Aggregator):
 
         scale = _length_preserving_scale(weights, kept, np.minimum(lengths, _LENGTH_RATIO * usual))
         if weights.any():  # a round of nobody but those that conflict says nothing of the direction
-            statistics.learn_reference(scale * (weights @ kept) / weights.sum())
+            statistics.learn_reference(scale * kept.weighted_sum(weights) / weights.sum())
 
+        counted = CountedModels(model, kept, scale)
         merged = dict(reports)
-        moved = np.empty(len(model))
         for row, device in enumerate(devices):
-            np.add(np.multiply(kept[row], scale, out=moved), model, out=moved)
+            gradient = None if inconsistent[row] else reports[device].local_gradient
             merged[device] = replace(
-                counted[device],
-                model=moved.astype(np.float32),
-                weight=float(weights[row]),
-                local_gradient=None if inconsistent[row] else counted[device].local_gradient,
+                reports[device], weight=float(weights[row]), local_gradient=gradient
             )
-        return merged, tuple(device for row, device in enumerate(devices) if out[row])
+        return MergedReports(
+            counted.merged(weights),
+            merged,
+            tuple(device for row, device in enumerate(devices) if out[row]),
+            {device: partial(counted.model_of, row) for row, device in enumerate(devices)},
+        )
+
+
+class CountedModels:
+    """The models of a round's reports as they count: after all stages, in float32.
+
+    Parameters
+    ----------
+    model : Vector
+        The global model that the round began with.
+    updates : UpdateRows
+        What is left of the reports' updates, (n, P).
+    scale : float
+        The factor by which all of them count.
+    """
+
+    def __init__(self, model: Vector, updates: UpdateRows, scale: float) -> None:
+        self._model, self._updates, self._scale = model, updates, scale
+
+    def model_of(self, row: int) -> Vector:
+        """Return the model of one report."""
+        moved = np.empty((1, len(self._model)))
+        self._read(slice(row, row + 1), slice(0, len(self._model)), moved)
+        model: Vector = moved[0].astype(np.float32)
+        return model
+
+    def merged(self, weights: FloatArray) -> Vector:
+        """Return the weighted mean of the models; the one before if none carries weight."""
+        counted = np.flatnonzero(weights > 0)
+        if not len(counted):
+            return self._model
+
+        def fill(rows: Chosen, part: slice, out: FloatArray) -> None:
+            self._read(rows if len(counted) == len(weights) else counted[rows], part, out)
+            out[...] = out.astype(np.float32)
+            out -= self._model[part]
+
+        rows = UpdateRows(len(counted), len(self._model), fill)
+        return FedAvg().moved(self._model, rows, weights[counted], np.ones(len(counted)))
+
+    def _read(self, rows: Chosen, part: slice, out: FloatArray) -> None:
+        self._updates.read(rows, part, out)
+        out *= self._scale
+        out += self._model[part]
 
 
 def _length_preserving_scale(
-    weights: FloatArray, updates: FloatArray, lengths: FloatArray
+    weights: FloatArray, updates: UpdateRows, lengths: FloatArray
 ) -> float:
     """Return the factor that gives the updates, together, these lengths again."""
-    left = float(weights @ row_norms(updates))
+    left = float(weights @ updates.norms())
     return float(weights @ lengths) / left if left > 0 else 1.0

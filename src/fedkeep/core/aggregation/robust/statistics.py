@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.outliers import MIN_OBSERVATIONS, median
 from fedkeep.core.types import DeviceId, FloatArray, State
 
@@ -34,9 +35,16 @@ class Agreement(NamedTuple):
 
 
 class UpdateStatistics:
-    """Recent lengths and weights of updates, their direction, and devices' agreement with it."""
+    """Recent lengths and weights of updates, their direction, and devices' agreement with it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    gradient_layout : GradientLayout, optional
+        How local gradients are represented beside the updates; None: number by number.
+    """
+
+    def __init__(self, gradient_layout: GradientLayout | None = None) -> None:
+        self.gradient_layout = gradient_layout
         self._lengths: list[float] = []
         self._weights: list[float] = []
         self._peak = 0.0

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeep.core.aggregation.robust.filter import CONFLICT_DEVIATIONS, lower_bound
-from fedkeep.core.types import BoolArray, FloatArray, Report
+from fedkeep.core.aggregation.rows import UpdateRows
+from fedkeep.core.gradients.layout import GradientLayout
+from fedkeep.core.types import BoolArray, Report
 
 
-def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> BoolArray:
+def inconsistent_gradients(
+    reports: Sequence[Report], updates: UpdateRows, layout: GradientLayout | None = None
+) -> BoolArray:
     """Find the local gradients that their devices' own updates contradict.
 
     Training descends the gradient of the stream; a reversed gradient asks to climb it. Where noise
@@ -18,8 +22,10 @@ def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> Bo
     ----------
     reports : Sequence[Report]
         Reports, some of them with a local gradient.
-    updates : FloatArray
+    updates : UpdateRows
         Their updates, (n, P); a gradient is of the last parameters.
+    layout : GradientLayout, optional
+        How the gradients are represented, if not number by number: updates are compared in it.
 
     Returns
     -------
@@ -27,12 +33,16 @@ def inconsistent_gradients(reports: Sequence[Report], updates: FloatArray) -> Bo
         True for each report whose gradient does not count, (n,).
     """
     cosines = np.full(len(reports), np.nan)
-    for row, (report, update) in enumerate(zip(reports, updates, strict=True)):
-        gradient = report.local_gradient
-        if gradient is not None:
-            valued = update[len(update) - len(gradient) :]
-            lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
-            cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
+    for rows, group in updates.row_groups():
+        for row, (report, update) in enumerate(zip(reports[rows], group, strict=True), rows.start):
+            gradient = report.local_gradient
+            if gradient is not None:
+                if layout is None:
+                    valued = update[len(update) - len(gradient) :]
+                else:
+                    valued = layout.of_gradient(update)
+                lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
+                cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
     slack = min(lower_bound(known, CONFLICT_DEVIATIONS), 0.0) if len(known) else 0.0
     below: BoolArray = np.less(cosines, slack)  # False where there is no gradient

@@ -1,0 +1,1 @@
+"""An app of somebody's own, played by `flwr run`."""
