@@ -371,6 +371,8 @@ def assemble(config: AgentConfig) -> Agent:
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
         agent.restore(state, damaged=damaged)
+        if rules is not None and rules.store.slots > device.capacity:
+            device.selection.divide()  # rules that are new take their slots from the policy's
         if device.model is None and "path" in config.model:
             device.set_model(learner.initial(0))
         if config.upload.enabled:

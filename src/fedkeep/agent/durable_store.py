@@ -504,6 +504,8 @@ class DurableStore:
 
     def _name_origin(self, note: SampleMetadata) -> None:
         """Give a sample's source a number, with the rules that hold it, if there is room."""
+        if not note.rules and note.source in self._sources:
+            return
         for origin in dict.fromkeys((origin_of(note), note.source)):
             if origin in self._sources:
                 return

@@ -100,20 +100,21 @@ class RuleBook:
             given["hour"] = lambda: times / 3600 % 24
             given["weekday"] = lambda: (times // _DAY + _THURSDAY) % 7
         columns = NumberedColumns(len(batch), context.fields, given, context.source)
-        matches = [condition.holds(columns) for condition in self._conditions]
+        with np.errstate(all="ignore"):
+            matches = [condition.holds(columns) for condition in self._conditions]
         allowed = self._allowed(batch.ids, matches)
+        ids = batch.ids.tolist()
         claims: Claims = {}
         triggers: Claims = {}
         for index, (rule, matched) in enumerate(zip(self.rules, matches, strict=True)):
-            claimed = self._with_followers(index, matched & allowed, context.source)
-            if rule.action == "never" or not claimed.any():
+            if rule.action == "never":
                 continue
-            for i in np.flatnonzero(claimed).tolist():
-                claim = (index, self._group_at(rule, batch.y, context, i))
-                id_ = int(batch.ids[i])
-                claims.setdefault(id_, []).append(claim)
+            claimed = self._with_followers(index, matched & allowed, context.source)
+            for i in claimed.nonzero()[0].tolist():
+                group = self._group_at(rule, batch.y, context, i) if rule.per else 0
+                claims.setdefault(ids[i], []).append((index, group))
                 if rule.before and matched[i]:
-                    triggers.setdefault(id_, []).append(claim)
+                    triggers.setdefault(ids[i], []).append((index, group))
         self.store.claim(claims, triggers, context.source)
         return allowed
 
@@ -179,8 +180,6 @@ class RuleBook:
         return claimed
 
     def _group_at(self, rule: Rule, y: AnyArray, context: RecordContext, place: int) -> int:
-        if rule.per is None:
-            return 0
         time = np.nan if context.times is None else float(context.times[place])
         label = y[place] if y.ndim == 1 else 0
         return self.group(rule, label, context.source, time)

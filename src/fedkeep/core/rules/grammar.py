@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from operator import add, eq, ge, gt, le, lt, mul, ne, sub
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,7 +43,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge,
 }  # fmt: skip
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": add, "-": sub, "*": mul, "/": np.divide,
+    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide,
 }  # fmt: skip
 
 
@@ -122,9 +122,10 @@ class Condition:
 
     def holds(self, columns: Columns) -> BoolArray:
         """Tell for each sample of a batch whether the condition holds, (n,)."""
-        with np.errstate(all="ignore"):
-            found = np.asarray(self._evaluate(columns), dtype=bool)
-        return np.broadcast_to(found, len(columns))
+        found = self._evaluate(columns)
+        if isinstance(found, np.ndarray) and found.shape == (len(columns),):
+            return found
+        return np.broadcast_to(np.asarray(found, dtype=bool), len(columns))
 
 
 def parse(text: str, labels: Sequence[str] = ()) -> Condition:
@@ -402,13 +403,15 @@ def _numbers_compared(
 def _texts_compared(
     compare: Callable[[Any, Any], Any], left: _Part, right: _Part, columns: Columns
 ) -> BoolArray:
-    one, other = (_spread(part.evaluate(columns), len(columns)) for part in (left, right))
-    pairs = zip(one, other, strict=True)
-    return np.array([None not in pair and compare(*pair) for pair in pairs], dtype=bool)
-
-
-def _spread(value: Any, count: int) -> Sequence[Any]:
-    return [value] * count if isinstance(value, str) else value
+    one, other = left.evaluate(columns), right.evaluate(columns)
+    if isinstance(one, str):
+        one, other = other, one
+    if not isinstance(other, str):
+        pairs = zip(one, other, strict=True)
+        return np.array([None not in pair and compare(*pair) for pair in pairs], dtype=bool)
+    if isinstance(one, str):
+        return np.full(len(columns), compare(one, other))
+    return np.array([value is not None and compare(value, other) for value in one], dtype=bool)
 
 
 def _among(read: _Part, values: frozenset[Any], negated: bool, columns: Columns) -> BoolArray:
@@ -419,6 +422,9 @@ def _among(read: _Part, values: frozenset[Any], negated: bool, columns: Columns)
         found = [found] * len(columns)
     listed = [value is not None and (value in values) != negated for value in found]
     return np.array(listed, dtype=bool)
+
+
+_NUMBERS = frozenset({int, float, bool})
 
 
 class NumberedColumns:
@@ -460,8 +466,9 @@ class NumberedColumns:
                 found = np.full(self._count, np.nan)
             else:
                 values = [record.get(name) for record in self._fields or ()]
-                numbers = [v if isinstance(v, int | float) else np.nan for v in values]
-                found = np.array(numbers, dtype=np.float64)
+                if not _NUMBERS.issuperset(map(type, values)):
+                    values = [v if isinstance(v, int | float) else np.nan for v in values]
+                found = np.array(values, dtype=np.float64)
             self._numbers[name] = found
         return self._numbers[name]
 

@@ -32,6 +32,15 @@ class HeldSamples:
         self._groups: dict[int, list[_Key]] = {}
         """The keys of each group, the lowest first."""
 
+    def refuses(self, score: float, group: int) -> bool:
+        """Tell at once whether a newcomer is too low; where it is not sure, `take` decides."""
+        own = self._groups.get(group)
+        if own is None or score >= own[0][0]:
+            return False
+        if self.rule.n is None:
+            return self.rule.per is None and len(self.ids) >= self._slots
+        return len(own) >= self.rule.n
+
     def take(self, id_: int, score: float, arrival: int, group: int) -> int:
         """Hold a sample; gives the id that leaves for it, its own where it is lower, or -1."""
         score = score if score == score else float("-inf")  # noqa: PLR0124 - NaN ranks lowest

@@ -131,6 +131,8 @@ class RuledStore(MemoryStore):
 
     def holders(self, id_: int) -> tuple[int, ...]:
         """Give the rules that hold a sample, and those that limit it."""
+        if id_ not in self._held and id_ not in self._claims:
+            return ()
         holding = [index for index, held in self._holds.items() if id_ in held.ids]
         limiting = [index for index, _ in self._claims.get(id_, ()) if index in self._limits]
         return (*holding, *limiting)
@@ -162,9 +164,16 @@ class RuledStore(MemoryStore):
         else:
             outcome = self._offer_limited(batch, regions, scores, arrivals)
             self._hold_claimed(batch, regions, scores, arrivals)
+            if self._held:
+                self._correct_refusals(outcome, batch.ids.tolist())
         if self._held:
-            self._correct(outcome, batch.ids)
+            self._correct(outcome)
         return outcome
+
+    @property
+    def slots(self) -> int:
+        """All slots of the policy, as they are divided now."""
+        return self._slots
 
     def _offer_limited(
         self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray
@@ -211,33 +220,49 @@ class RuledStore(MemoryStore):
         ring = None
         if self._most_before:
             ring = self._ring.setdefault(self._source, deque(maxlen=self._most_before))
-        columns = (batch.ids.tolist(), regions.tolist(), scores.tolist(), arrivals.tolist())
-        for i, (id_, region, score, arrival) in enumerate(zip(*columns, strict=True)):
-            claims = [claim for claim in self._claims.get(id_, ()) if claim[0] in self._holds]
+        for i, id_ in enumerate(batch.ids.tolist()):
+            claims = self._claims.get(id_)
+            if claims is not None:
+                score = float(scores[i])
+                claims = [claim for claim in claims if self._may_hold(*claim, score)]
             if not claims and ring is None:
                 continue
             y = batch.y[i]
-            target = y.copy() if y.ndim else y.item()
             sample = HeldSample(
-                id_, batch.x[i].copy(), target, region, score, arrival, self.tag(id_)
+                id_,
+                batch.x[i],
+                y if y.ndim else y.item(),
+                int(regions[i]),
+                float(scores[i]),
+                int(arrivals[i]),
             )
-            for index, group in claims:
-                self._take(index, group, sample)
-            for index, group in self._triggers.get(id_, ()):
-                before = self.rules[index].before
-                for earlier in list(ring or ())[-before:]:
-                    was_held = earlier.id in self._holds[index].ids
-                    self._take(index, group, earlier)
-                    if not was_held and earlier.id in self._holds[index].ids:
-                        self.late.append(earlier)
             if ring is not None:
+                sample = sample._replace(x=sample.x.copy(), tag=self.tag(id_))
+            for index, group in claims or ():
+                self._take(index, group, sample)
+            if ring is not None:
+                self._hold_earlier(id_, ring)
                 ring.append(sample)
+
+    def _may_hold(self, index: int, group: int, score: float) -> bool:
+        held = self._holds.get(index)
+        return held is not None and not held.refuses(score, group)
+
+    def _hold_earlier(self, id_: int, ring: Iterable[HeldSample]) -> None:
+        """Let rules hold what came before a sample that triggers them."""
+        for index, group in self._triggers.get(id_, ()):
+            for earlier in list(ring)[-self.rules[index].before :]:
+                was_held = earlier.id in self._holds[index].ids
+                self._take(index, group, earlier)
+                if not was_held and earlier.id in self._holds[index].ids:
+                    self.late.append(earlier)
 
     def _take(self, index: int, group: int, sample: HeldSample) -> None:
         """Let one rule hold a sample, if it is not too low."""
         leaving = self._holds[index].take(sample.id, sample.score, sample.arrival, group)
-        if leaving != sample.id:
-            self._held[sample.id] = sample
+        if leaving != sample.id and sample.id not in self._held:
+            # Only what is held is copied from its batch.
+            self._held[sample.id] = sample._replace(x=sample.x.copy(), y=_own(sample.y))
         if leaving not in (-1, sample.id):
             self._release(leaving)
 
@@ -253,16 +278,20 @@ class RuledStore(MemoryStore):
         if id_ not in self._held:
             self.dropped.append(id_)
 
-    def _correct(self, outcome: Outcome, ids: IntArray) -> None:
-        """Say what became of samples, whoever holds them."""
+    def _correct(self, outcome: Outcome) -> None:
+        """Say that nothing left where rules still hold what the policy evicted."""
         for i in np.flatnonzero(outcome.evicted >= 0).tolist():
             if int(outcome.evicted[i]) in self._held:
                 outcome.evicted[i] = -1
                 if outcome.results[i] == OfferResult.REPLACED:
                     outcome.results[i] = OfferResult.KEPT
-        for i in np.flatnonzero(outcome.results == OfferResult.REFUSED).tolist():
-            if int(ids[i]) in self._held and int(ids[i]) not in self._entries:
-                outcome.results[i] = OfferResult.KEPT
+
+    def _correct_refusals(self, outcome: Outcome, ids: list[int]) -> None:
+        """Say that what the policy refused was kept, where rules hold it."""
+        held, entries, results = self._held, self._entries, outcome.results
+        for i in [i for i, id_ in enumerate(ids) if id_ in held and id_ not in entries]:
+            if results[i] == OfferResult.REFUSED:
+                results[i] = OfferResult.KEPT
 
     def take_changes(self) -> tuple[list[int], list[HeldSample]]:
         """Give what left and what came besides, since last asked."""
@@ -382,6 +411,11 @@ class RuledStore(MemoryStore):
             key = uniform_keys(child_seed(self.seed, "limit", index), np.array([id_]))
             self._limits[index].admit(id_, float(key[0]), group)
             self._limits[index].seen[group] = seen
+
+
+def _own(y: Any) -> Any:
+    """Give a target memory of its own."""
+    return y.copy() if isinstance(y, np.ndarray) else y
 
 
 def _columns(name: str, samples: Sequence[HeldSample]) -> State:
