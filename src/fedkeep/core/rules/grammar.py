@@ -122,6 +122,11 @@ class Condition:
 
     def holds(self, columns: Columns) -> BoolArray:
         """Tell for each sample of a batch whether the condition holds, (n,)."""
+        with np.errstate(all="ignore"):
+            return self.holds_quietly(columns)
+
+    def holds_quietly(self, columns: Columns) -> BoolArray:
+        """Tell the same where the caller has silenced numpy, once for many conditions."""
         found = self._evaluate(columns)
         if isinstance(found, np.ndarray) and found.shape == (len(columns),):
             return found
