@@ -387,12 +387,20 @@ INFORMED = {
         as_long_as_honest(inner_product(1.0)), rejoins_every=3
     ),
     "colluding gists": Attack(opposite_updates),
+    "found by search, 3 of 20": Attack(Informed(cosine=0.13, length=1.3, way="victim", lean=0.68)),
+    "found by search, 5 of 20": Attack(Informed(cosine=-0.21, length=2.0, way="victim", lean=0.09)),
+    "found by search, strict": Attack(
+        Informed(cosine=0.06, length=2.7, way="spread", lean=0.37, starts=0.6, on=3)
+    ),
     "backdoor by a trigger": Attack(honestly, backdoor="trigger"),
     "backdoor by a trigger, x3": Attack(scaled(3.0), backdoor="trigger"),
     "backdoor by a rare label": Attack(honestly, backdoor="relabelled"),
     "backdoor by a rare label, x3": Attack(scaled(3.0), backdoor="relabelled"),
 }
-"""Attacks by somebody who knows the rule (`--informed`)."""
+"""Attacks by somebody who knows the rule (`--informed`).
+
+Those found by search are the worst of `attacks.py --search`, on a seed that is reported nowhere.
+"""
 ATTACKS = {
     **OPEN,
     **PLAIN,

@@ -36,12 +36,13 @@ import numpy as np
 
 from fedkeep.config.experiment import Experiment, read_experiment, resolve
 from fedkeep.core.aggregation import UpdateSum
+from fedkeep.core.aggregation.base import MergedReports
 from fedkeep.core.aggregation.robust.mean import RobustMean
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.rounds import RoundSummary
 from fedkeep.core.seeds import generator
-from fedkeep.core.types import AnyArray, DeviceId, FloatArray, Profile, Report, Vector
+from fedkeep.core.types import AnyArray, DeviceId, FloatArray, Profile, Vector
 from fedkeep.data import Federation
 from fedkeep.sim.assembly import load_data
 from fedkeep.sim.engine import Simulator, evaluate
@@ -62,9 +63,10 @@ from benchmarks.attack_models import (
 )
 from benchmarks.pages import write_between
 
-DEFAULT = "default"
+DEFAULT, STRICT = "default", "strict"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
+    STRICT: {"name": "robust", "strict_gradients": True},
     "fedavg": {"name": "fedavg"},
     "fednova": {"name": "fednova"},
     "trimmed": {"name": "trimmed", "trim": 0.2},
@@ -262,6 +264,8 @@ class AttackedFleet:
         else:
             shown, wanted = honest & (test.y == backdoor.rare), backdoor.common
             x = test.x[shown]
+        if not len(x):
+            return 0.0
         logits = self.simulator.parts.learner.logits(self.server.model, x)
         return float((logits.argmax(axis=1) == wanted).mean())
 
@@ -320,7 +324,8 @@ class Backdoor:
         flat = data.x.reshape(len(data.x), -1)
         size = max(1, flat.shape[1] // 4)
         trigger = np.quantile(flat[:, :size], 0.99, axis=0)
-        return cls(int(np.argmin(counts)), int(np.argmax(counts)), trigger)
+        rare = int(np.argmin(np.where(counts > 0, counts, counts.max() + 1)))
+        return cls(rare, int(np.argmax(counts)), trigger)
 
     def with_trigger(self, x: AnyArray) -> AnyArray:
         shown = x.copy()
@@ -401,7 +406,7 @@ def measure(
         for s in settings
         if s.participation == 1
         for g in AGGREGATIONS
-        if g != DEFAULT
+        if g not in (DEFAULT, STRICT)
     ]
     runs: list[Run] = [(s, None, "fedavg", seed) for s in settings for seed in range(seeds)]
     runs += [
@@ -498,15 +503,21 @@ INFORMED_SETTINGS = [
 
 def measure_informed(seeds: int, played: Played, jobs: int) -> dict[str, Any]:
     """Attacks by somebody who knows the rule: shares of the clean accuracy, and of backdoors."""
-    rules = (DEFAULT, "fedavg", SUMS)
+    rules = (DEFAULT, STRICT, "fedavg", SUMS)
     runs: list[Run] = [
         (setting, attack, rule, seed)
         for setting in INFORMED_SETTINGS
         for rule in rules
         for attack in (None, *INFORMED)
-        for seed in range(seeds if rule == DEFAULT else 1)
+        for seed in range(seeds if rule in (DEFAULT, STRICT) else 1)
     ]
-    played.play(runs, jobs)
+    clean: list[Run] = [
+        (setting, None, rule, seed)
+        for setting in SETTINGS
+        for rule in (DEFAULT, STRICT)
+        for seed in range(seeds)
+    ]
+    played.play(list(dict.fromkeys(runs + clean)), jobs)
     rows = [_informed_row(attack, rules, seeds, played) for attack in INFORMED]
     worst = {
         f"informed_{s.byzantine}_of_{s.devices}": min(
@@ -514,8 +525,32 @@ def measure_informed(seeds: int, played: Played, jobs: int) -> dict[str, Any]:
         )
         for s in INFORMED_SETTINGS
     }
-    backdoors = [v for row in rows for k, v in row["backdoor"].items() if k.endswith(DEFAULT)]
-    return {**worst, "backdoor_success": max(backdoors), **news_weights(), "informed": rows}
+    strict = {
+        f"strict_{s.byzantine}_of_{s.devices}": min(
+            row["shares"][f"{s.name}, {STRICT}"] for row in rows
+        )
+        for s in INFORMED_SETTINGS
+    }
+    strict["strict_over_default"] = min(
+        played.accuracy(s, None, STRICT, seeds) / played.accuracy(s, None, DEFAULT, seeds)
+        for s in SETTINGS
+    )
+    backdoors = {
+        f"backdoor_success_{rule}": max(
+            share
+            for row in rows
+            for key, share in row["backdoor"].items()
+            if key.endswith(f", {rule}")
+        )
+        for rule in (DEFAULT, STRICT)
+    }
+    return {
+        **worst,
+        **strict,
+        **backdoors,
+        **news_weights(),
+        "informed": rows,
+    }
 
 
 def _informed_row(attack: str, rules: Sequence[str], seeds: int, played: Played) -> dict[str, Any]:
@@ -523,7 +558,7 @@ def _informed_row(attack: str, rules: Sequence[str], seeds: int, played: Played)
     kind = INFORMED[attack].backdoor
     for setting in INFORMED_SETTINGS:
         for rule in rules:
-            key, n = f"{setting.name}, {rule}", seeds if rule == DEFAULT else 1
+            key, n = f"{setting.name}, {rule}", seeds if rule in (DEFAULT, STRICT) else 1
             clean = played.accuracy(setting, None, rule, n)
             shares[key] = played.accuracy(setting, attack, rule, n) / clean
             if kind:
@@ -537,7 +572,7 @@ def _informed_row(attack: str, rules: Sequence[str], seeds: int, played: Played)
 
 def informed_table(rows: list[dict[str, Any]]) -> str:
     """The table of docs/security.md; a backdoor's success beside the share, in percent."""
-    rules = {DEFAULT: "default", "fedavg": "FedAvg", SUMS: "sums"}
+    rules = {DEFAULT: "default", STRICT: "strict", "fedavg": "FedAvg", SUMS: "sums"}
     titles = [f"{rules[r]}, {s.byzantine} of {s.devices}" for r in rules for s in INFORMED_SETTINGS]
     lines = [f"| attack | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
     for row in rows:
@@ -555,52 +590,67 @@ def informed_table(rows: list[dict[str, Any]]) -> str:
 
 
 class WatchedMean(RobustMean):
-    """The robust mean, with what it made of every report's weight."""
+    """The robust mean, with every report's weight before and after it, round by round."""
 
     def __init__(self) -> None:
-        object.__setattr__(self, "kept", {})
+        object.__setattr__(self, "rounds", [])
 
-    kept: dict[DeviceId, list[float]]
+    rounds: list[dict[DeviceId, tuple[float, float]]]
 
-    def reweight(
-        self, model: Vector, reports: Reports, statistics: UpdateStatistics
-    ) -> tuple[dict[DeviceId, Report], tuple[DeviceId, ...]]:
-        merged, filtered = super().reweight(model, reports, statistics)
-        before = sum(r.weight for r in reports.values())
-        after = sum(r.weight for r in merged.values())
-        for d, report in reports.items():
-            if report.weight > 0 and after > 0:
-                share = (merged[d].weight / after) / (report.weight / before)
-                self.kept.setdefault(d, []).append(share)
-        return merged, filtered
+    def merge(self, model: Vector, reports: Reports, statistics: UpdateStatistics) -> MergedReports:
+        merged = super().merge(model, reports, statistics)
+        self.rounds.append({d: (r.weight, merged.reports[d].weight) for d, r in reports.items()})
+        return merged
+
+    def kept(self, devices: Collection[DeviceId]) -> dict[DeviceId, float]:
+        """What each of these devices keeps of its share among them, the mean over rounds."""
+        shares: dict[DeviceId, list[float]] = {}
+        for found in self.rounds:
+            own = {d: pair for d, pair in found.items() if d in devices and pair[0] > 0}
+            before, after = (sum(pair[i] for pair in own.values()) for i in (0, 1))
+            for d, (weight, counted) in own.items():
+                shares.setdefault(d, []).append((counted / after) / (weight / before))
+        return {d: mean(known) for d, known in shares.items()}
+
+
+NEWS = (
+    (Setting("one label", 10, 1), None),
+    (Setting("one label", 10, 1), "sign flipped, x3"),
+    (Setting("one label", 20, 3), "just above the filter"),
+    (Setting("non-iid", 20, 3), "slow drift under the limits"),
+)
+"""Fleets in which some honest device alone has a label, and what attacks them."""
 
 
 def news_weights() -> dict[str, float]:
-    """What honest devices keep of their FedAvg weight: all, and those that alone have a label."""
-    found: dict[str, list[float]] = {"news": [], "honest": []}
-    for seed in range(2):
-        setting = Setting("one label", 10, 1)
-        fleet = AttackedFleet(setting, NOBODY, {}, seed)
-        watched = WatchedMean()
-        fleet.server._pipeline._aggregator = watched
-        fleet.play()
-        held = fleet.data.label_counts > 0.05 * fleet.data.train.sizes[:, None]
-        alone = {int(d) for d in np.flatnonzero(held[:, held.sum(axis=0) == 1].any(axis=1))}
-        for d, shares in watched.kept.items():
-            found["honest"].append(mean(shares))
-            if d in alone:
-                found["news"].append(mean(shares))
-    return {f"{name}_weight": min(shares) for name, shares in found.items() if shares}
+    """What honest devices keep of their FedAvg weight: all, and those that alone have a label.
+
+    A device has a label that is a twentieth of its samples.
+    """
+    found: dict[str, list[float]] = {"news_weight": [], "honest_weight": []}
+    for setting, attack in NEWS:
+        for seed in range(2):
+            fleet = AttackedFleet(setting, NOBODY if attack is None else KNOWN[attack], {}, seed)
+            watched = WatchedMean()
+            fleet.server._pipeline._aggregator = watched
+            fleet.play()
+            held = fleet.data.label_counts > 0.05 * fleet.data.train.sizes[:, None]
+            alone = set(np.flatnonzero(held[:, held.sum(axis=0) == 1].any(axis=1)).tolist())
+            for d, share in watched.kept(fleet.honest).items():
+                found["honest_weight"].append(share)
+                found["news_weight"] += [share] if d in alone else []
+    return {name: min(shares) for name, shares in found.items() if shares}
 
 
-def search(runs: int, setting: Setting) -> tuple[float, Informed]:
+def search(runs: int, setting: Setting, rule: str) -> tuple[float, Informed]:
     """Look for the informed attack that does most harm, on a seed that is reported nowhere.
 
     Half of the runs draw all parameters anew, the others change two of the worst attack so far.
     """
     rng = np.random.default_rng(0)
     seed = 100
-    clean = AttackedFleet(setting, None, {}, seed).play().accuracy
+    chosen = AGGREGATIONS[rule]
+    clean = AttackedFleet(setting, None, chosen, seed).play().accuracy
 
     def drawn() -> dict[str, Any]:
         return {
@@ -620,7 +670,7 @@ def search(runs: int, setting: Setting) -> tuple[float, Informed]:
             keys = rng.choice(sorted(values), 2, replace=False).tolist()
             values = {**asdict(worst), **{key: values[key] for key in keys}}
         attack = Informed(**values)
-        share = AttackedFleet(setting, Attack(attack), {}, seed).play().accuracy / clean
+        share = AttackedFleet(setting, Attack(attack), chosen, seed).play().accuracy / clean
         if share < harm:
             worst, harm = attack, share
             print(f"{number}: {share:.3f} {attack}", flush=True)
@@ -665,8 +715,9 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="the page whose table `--informed` writes anew")
     options = parser.parse_args()
     if options.search:
-        for setting in INFORMED_SETTINGS[1:]:
-            print(setting.name, *search(options.search, setting))
+        for rule in (DEFAULT, STRICT):
+            harm, worst = search(options.search, INFORMED_SETTINGS[1], rule)
+            print(f"{INFORMED_SETTINGS[1].name}, {rule}: {harm:.3f} of the accuracy, {worst}")
         return
     played = Played(options.json.with_name(f"{options.json.name}.runs") if options.json else None)
     if options.informed:

@@ -106,7 +106,8 @@ def kept(gist: dict[str, str], width: int, rounds: int) -> dict[str, float]:
                 optimizer.step()
             about = keeper.records()["fedkeep.keeper"]
         up = sum(len(v) for v in about.values() if isinstance(v, bytes))
-        sizes = {"up_bytes": float(up), "model_bytes": 4.0 * sum(map(torch.numel, net.parameters()))}
+        numbers = sum(map(torch.numel, net.parameters()))
+        sizes = {"up_bytes": float(up), "model_bytes": 4.0 * numbers}
     return sizes | {"seconds": process_time() - began}
 
 
@@ -159,11 +160,11 @@ def main() -> None:
         return
     base = case("base", "none", options.width, options.rounds)["peak_mb"]
     results: dict[str, float] = {"base_mb": base}
-    for gist in GISTS:
+    for gist, options_of in GISTS.items():
         for name in ("simulator", "keeper"):
             found = case(name, gist, options.width, options.rounds)
             results |= {f"{name}_{gist}_{key}": value for key, value in found.items()}
-        sizes = device_bytes(GISTS[gist], options.width)
+        sizes = device_bytes(options_of, options.width)
         results |= {f"{gist}_{key}": value for key, value in sizes.items()}
     for key, value in results.items():
         print(f"{key:32}{value:16,.1f}")

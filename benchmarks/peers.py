@@ -1,14 +1,15 @@
-"""Rounds of one task here, in Flower's simulation and in pfl-research, in one run and in turns.
+"""Rounds of one task here, in Flower's simulation, pfl-research and fluke, in one run, in turns.
 
-    python benchmarks/peers.py [--quick] [--json FILE] [--pfl PYTHON] [--table FILE]
+    python benchmarks/peers.py [--quick] [--pfl PYTHON] [--fluke PYTHON] [--table FILE]
 
 All play the synthetic task with softmax regression, 20 devices, 10 of them a round, ten samples
 each and the same epochs and rate, on one thread. Flower's simulation runs the same devices and
 server (`flower_job.py`): the same arrivals, selection and training, with messages between them;
 `lean` pulls replies every few milliseconds, `stock` uses Flower's own loop. pfl-research runs its
 federated averaging (`pfl_job.py`) on ten samples a device that never change: less work than any row
-of ours, which takes in the stream and selects besides. `PYTHON` is the interpreter of an
-environment with pfl and torch. Without Flower or pfl their rows are left out.
+of ours, which takes in the stream and selects besides. So does fluke's
+(`fluke_job.py`). `PYTHON` is the interpreter of an environment with pfl, or fluke-fl, and torch.
+Without them or Flower their rows are left out.
 
 Times are medians of a round's. Processor time, where all runs in one process; wall time besides, as
 Flower's actors are processes of their own. `--table` writes the rows into the page that has the
@@ -22,6 +23,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -38,6 +40,7 @@ from benchmarks.pages import write_between
 
 DEVICES, PARTICIPANTS, CAPACITY = 20, 10, 10
 OURS = {"fedkeep, FIFO": "fifo", "fedkeep, ODE": "ode", "fedkeep, default": None}
+SCRIPTS = {"pfl-research": "pfl_job.py", "fluke": "fluke_job.py"}
 Times = dict[str, list[float]]
 """Seconds of rounds, `processor` (if known) and `wall`."""
 
@@ -63,8 +66,8 @@ def ours(simulator: Simulator, rounds: int) -> Times:
     return times
 
 
-def pfl(python: str, rounds: int) -> Times:
-    """Rounds of pfl-research, after a first one."""
+def elsewhere(script: str, python: str, rounds: int) -> Times:
+    """Rounds of federated averaging by another framework, after a first one."""
     simulator = Simulator(resolve(table_of("fifo")))
     local, data = simulator.server.schedule.local(0), simulator.parts.data
     given: dict[str, Any] = {"devices": np.arange(DEVICES), "classes": data.labels}
@@ -75,16 +78,16 @@ def pfl(python: str, rounds: int) -> Times:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "samples.npz"
         np.savez(path, **given)
-        command = [python, str(Path(__file__).with_name("pfl_job.py")), str(path), str(rounds + 1)]
+        command = [python, str(Path(__file__).with_name(script)), str(path), str(rounds + 1)]
         plain = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"pfl_job.py failed under {python}: {done.stderr.strip()[-500:]}")
+        raise SystemExit(f"{script} failed under {python}: {done.stderr.strip()[-500:]}")
     times: Times = json.loads(done.stdout.splitlines()[-1])
     return times
 
 
-def jobs(pfl_python: str | None, *, quick: bool) -> dict[str, Callable[[], Times]]:
+def jobs(pythons: dict[str, str | None], *, quick: bool) -> dict[str, Callable[[], Times]]:
     """What can be measured here, by the name of its row."""
     rounds = 20 if quick else 60
     found: dict[str, Callable[[], Times]] = {}
@@ -92,10 +95,13 @@ def jobs(pfl_python: str | None, *, quick: bool) -> dict[str, Callable[[], Times
         simulator = Simulator(resolve(table_of(policy)))
         ours(simulator, rounds)
         found[name] = lambda simulator=simulator: ours(simulator, rounds)  # type: ignore[misc]
-    if pfl_python is None:
-        print("pfl-research: left out, as no --pfl is given")
-    else:
-        found["pfl-research, federated averaging"] = lambda: pfl(pfl_python, rounds)
+    for name, python in pythons.items():
+        if python is None:
+            print(f"{name}: left out, as no interpreter that has it is given")
+        else:
+            found[f"{name}, federated averaging"] = partial(
+                elsewhere, SCRIPTS[name], python, rounds
+            )
     try:
         import flower_job  # type: ignore[import-not-found] # beside this script
     except ImportError as error:
@@ -111,12 +117,12 @@ def jobs(pfl_python: str | None, *, quick: bool) -> dict[str, Callable[[], Times
     return found
 
 
-def measure(pfl_python: str | None, *, quick: bool) -> dict[str, dict[str, float]]:
+def measure(pythons: dict[str, str | None], *, quick: bool) -> dict[str, dict[str, float]]:
     """The medians of all rows, in milliseconds, measured in turns."""
     seconds: dict[str, Times] = defaultdict(lambda: defaultdict(list))
     turns = 1 if quick else 3
     for turn in range(turns):
-        for name, job in jobs(pfl_python, quick=quick).items():
+        for name, job in jobs(pythons, quick=quick).items():
             for kind, times in job().items():
                 seconds[name][kind] += times
             last = {kind: f"{1e3 * median(all_):.1f} ms" for kind, all_ in seconds[name].items()}
@@ -148,9 +154,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--quick", action="store_true", help="one turn of fewer rounds")
     parser.add_argument("--pfl", metavar="PYTHON", help="an interpreter that has pfl and torch")
+    parser.add_argument("--fluke", metavar="PYTHON", help="an interpreter that has fluke and torch")
     parser.add_argument("--table", type=Path, help="put the table into this page")
     options = parser.parse_args()
-    rows = measure(options.pfl, quick=options.quick)
+    pythons = {"pfl-research": options.pfl, "fluke": options.fluke}
+    rows = measure(pythons, quick=options.quick)
     print(markdown(rows))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")

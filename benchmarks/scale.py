@@ -8,7 +8,6 @@ devices is what the plan and the profiles take (docs/scale.md).
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tracemalloc
@@ -76,6 +75,12 @@ def merge_seconds(devices: int, participants: int, length: int) -> float:
     estimator.update(news)
     estimator.global_gradient()
     return process_time() - started
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had; not its parent's, as getrusage tells."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
 
 
 Figures: TypeAlias = dict[str, float]
@@ -179,7 +184,7 @@ def play_keepers(devices: int, parameters: int, participants: int, rounds: int =
     estimates = result.train_metrics_clientapp[rounds]["keeper-estimates"]
     assert isinstance(estimates, int), estimates
     assert estimates > participants // 2, estimates
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes()
     return {"peak_bytes": peak, "round_seconds": seconds}
 
 
@@ -211,7 +216,7 @@ def play(
             assert accepted == participants, (accepted, outcome.rejections, outcome.summary.missing)
             seconds.append(process_time() - before)
             before = process_time()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = peak_bytes()
         return {
             "devices": devices,
             "parameters": len(strategy.server.model),

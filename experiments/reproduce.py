@@ -15,8 +15,9 @@
 
 The first seven are suites (suites/*.toml). Their runs are kept in results/curves by the hash of
 their settings, so that none is made twice, whichever suite asks, and a call continues where an
-earlier one stopped. `--minutes` bounds a call, `--estimate` lists what is lacking, `--tasks` and
-`--methods` choose, `--again` drops a method's runs.
+earlier one stopped; each line says how many runs are left and how long they will take.
+`--backend ray` spreads them over a Ray cluster. `--minutes` bounds a call, `--estimate` lists what
+is lacking, `--tasks` and `--methods` choose, `--again` drops a method's runs.
 
 The paper's tiers run again, at the scale of the committed results, what has been run before.
 `--full` takes the files as they are, which is days of work, and `--set` changes them otherwise.
@@ -28,6 +29,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_
 from lab.document import write_results
 from lab.findings import write_tables
 from lab.readme import write_pages
-from lab.suite import estimated, read_suite, run_suite
+from lab.suite import estimated, in_minutes, read_suite, run_suite
 
 from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import DataError
@@ -95,7 +97,10 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--backend", choices=("local", "ray"), default="local", help="where the paper's tiers run"
+        "--backend",
+        choices=("local", "ray"),
+        default="local",
+        help="where the runs are made: here, or on a Ray cluster",
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where the records go")
     options = parser.parse_args()
@@ -158,9 +163,14 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     )  # so that runs share the data last loaded
     directory = options.out / name
 
+    began, ended = time.monotonic(), set[int]()
+
     def tell(cell: int, round_: int, accuracy: float | None) -> None:
         if round_ == by_seed[cell].experiment.train.rounds:
-            print(f"  {by_seed[cell].name}: {accuracy or 0:.1%}", flush=True)
+            ended.add(cell)
+            left = (time.monotonic() - began) / len(ended) * (len(by_seed) - len(ended))
+            progress = f"{len(ended)} of {len(by_seed)}, {in_minutes(left)} left"
+            print(f"  [{progress}] {by_seed[cell].name}: {accuracy or 0:.1%}", flush=True)
 
     run_sweep(
         by_seed, directory, jobs=options.jobs, resume=True, listen=tell, backend=options.backend
@@ -197,7 +207,14 @@ def run_one_suite(name: str, options: argparse.Namespace) -> None:
         for line in estimated(suite, curves):
             print(line, flush=True)
         return
-    run_suite(suite, curves, options.out / "curves", jobs=options.jobs, minutes=options.minutes)
+    run_suite(
+        suite,
+        curves,
+        options.out / "curves",
+        jobs=options.jobs,
+        minutes=options.minutes,
+        backend=options.backend,
+    )
 
 
 def about(path: Path) -> str:

@@ -4,17 +4,14 @@
 of them is typed by hand.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.device import Device
-from fedkeep.core.errors import FedkeepError
 from fedkeep.core.gist import GistOptions
 from fedkeep.core.gist.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
@@ -22,10 +19,20 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
-from lab.curves import ExperimentSummary
 from lab.findings import Interval, finals, in_words
 from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
+from lab.verdict_tables import (
+    PAPER_TASKS,
+    bytes_sentence,
+    came_back_table,
+    counts_table,
+    is_outdated,
+    parts_table,
+    read,
+    reasons_table,
+    status_table,
+)
 
 NOT_RUN = "not run"
 _BUDGETS = (2, 5, 10, 20, 50, 100, 200, 500)
@@ -107,7 +114,6 @@ _PAPER_ROWS = {
     "default": "our default",
     "full-data": "FD (full data)",
 }
-_PAPER_TASKS = ("st", "ic", "har", "tc")
 
 
 def write_pages(root: Path, experiments: Path, results: Path) -> None:
@@ -130,11 +136,6 @@ def with_tables(page: str, experiments: Path, results: Path) -> str:
     return MARKED.sub(table, page)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
-
-
 def lead_in_words(lead: Sequence[float | None] | None) -> str:
     """A paired difference; bold where its interval is above 0, in brackets where it holds 0."""
     if lead is None:
@@ -148,7 +149,7 @@ def arena_table(
 ) -> str:
     """FIFO's accuracy at its own rate, and the others' leads over it, each at its own rate."""
     del experiments
-    arena = _read(results / "arena.json")
+    arena = read(results / "arena.json")
     rows = []
     for group in groups:
         found = {task: title for task, title in STREAMS[group].items() if task in arena}
@@ -182,7 +183,7 @@ def others_table(experiments: Path, results: Path) -> str:
 def shared_rate_table(experiments: Path, results: Path) -> str:
     """FIFO and the leads over it at the task's rate, the same for all methods."""
     del experiments
-    arena, rows = _read(results / "arena.json"), []
+    arena, rows = read(results / "arena.json"), []
     for group, tasks in STREAMS.items():
         for task, title in ((task, title) for task, title in tasks.items() if task in arena):
             methods = arena[task]
@@ -196,7 +197,7 @@ def shared_rate_table(experiments: Path, results: Path) -> str:
 def fairness_table(experiments: Path, results: Path) -> str:
     """The worst tenth of the devices and the rarest labels."""
     del experiments
-    arena, rows = _read(results / "arena.json"), []
+    arena, rows = read(results / "arena.json"), []
     methods = ("fifo", "class-balanced-fifo", "gist-local", "gist-shared", "full-data")
     for group in ("in time order", "labels in runs"):
         for task, title in STREAMS[group].items():
@@ -212,7 +213,7 @@ def fairness_table(experiments: Path, results: Path) -> str:
 def paired_table(experiments: Path, results: Path) -> str:
     """One method against another over all tasks."""
     del experiments
-    return paired_rows(_read(results / "arena.json"))
+    return paired_rows(read(results / "arena.json"))
 
 
 def time_order_table(experiments: Path, results: Path) -> str:
@@ -223,7 +224,7 @@ def time_order_table(experiments: Path, results: Path) -> str:
 def tails_table(experiments: Path, results: Path) -> str:
     """Worst devices, rarest labels and changes of label on streams in time order."""
     del experiments
-    return "\n\n".join(tail_tables(_read(results / "tails.json"), STREAMS["in time order"]))
+    return "\n\n".join(tail_tables(read(results / "tails.json"), STREAMS["in time order"]))
 
 
 def conditions_table(experiments: Path, results: Path) -> str:
@@ -231,7 +232,7 @@ def conditions_table(experiments: Path, results: Path) -> str:
     del experiments
     rows = []
     methods = {"gist-local": "gist-local", "gist-shared": "gist-shared", "ode-paper": "ode-est"}
-    for task, settings in _read(results / "helps.json").items():
+    for task, settings in read(results / "helps.json").items():
         for setting, found in settings.items():
             key, _, value = setting.partition("=")
             if key not in _CONDITIONS or "fifo" not in found:
@@ -250,37 +251,60 @@ def bytes_table(experiments: Path, results: Path) -> str:
     at which nothing changes has no row.
     """
     del experiments
-    rows = []
-    for task, methods in _read(results / "bytes.json").items():
+    rows: list[tuple[str, ...]] = []
+    for task, budget, without, with_one in _best_by_budget(results):
+        cells = tuple(
+            "none fits" if p is None else f"`{p[2]}`, {p[3]} slots: {in_words(p[4])}"
+            for p in (without, with_one)
+        )
+        lead = "" if with_one is None else f"{with_one[1] - without[1]:+.1f}"
+        if not rows or rows[-1][0] != task or rows[-1][2:4] != cells:
+            rows.append((task, f"{budget}", *cells, lead))
+    columns = ("task", "kB", "best without a gist", "best with one", "lead")
+    return sheet(columns, rows)
+
+
+def bytes_verdict(experiments: Path, results: Path) -> str:
+    """Who is ahead in no more bytes, in a sentence."""
+    del experiments
+    found = {
+        (task, without[2:4], with_one[2:4]): (task, with_one[4], without[4])
+        for task, _, without, with_one in _best_by_budget(results)
+        if with_one is not None
+    }
+    return bytes_sentence(list(found.values()))
+
+
+def _best_by_budget(results: Path) -> Iterator[tuple[str, int, Any, Any]]:
+    """List task, kilobytes, and the best stores without and with a gist that fit in them.
+
+    A store is (bytes, mean accuracy, method, slots, accuracy); None where none fits.
+    """
+    for task, methods in read(results / "bytes.json").items():
         points = [
             (size, float(reached[0]), method, slots, reached)
             for method, listed in methods.items()
             if method != "worth"
             for size, slots, *reached in listed
         ]
-        before: tuple[str, ...] = ()
         for budget in _BUDGETS:
             fitting = [point for point in points if point[0] <= 1000 * budget]
-            best = [
+            without, with_one = (
                 max(
                     (p for p in fitting if ("gist" in p[2]) is kept),
                     key=lambda p: p[1],
                     default=None,
                 )
                 for kept in (False, True)
-            ]
-            if best[0] is None:
-                continue
-            cells = tuple(
-                "none fits" if p is None else f"`{p[2]}`, {p[3]} slots: {in_words(p[4])}"
-                for p in best
             )
-            lead = "" if best[1] is None else f"{best[1][1] - best[0][1]:+.1f}"
-            if cells != before:
-                rows.append((task, f"{budget}", *cells, lead))
-            before = cells
-    columns = ("task", "kB", "best without a gist", "best with one", "lead")
-    return sheet(columns, rows)
+            if without is not None:
+                yield task, budget, without, with_one
+
+
+def stream_counts(experiments: Path, results: Path) -> str:
+    """On how many streams each method is better than FIFO."""
+    del experiments
+    return counts_table(read(results / "arena.json"), STREAMS)
 
 
 def paper_table(experiments: Path, results: Path) -> str:
@@ -289,12 +313,12 @@ def paper_table(experiments: Path, results: Path) -> str:
     ours = Results(results, paper)
     rows = []
     for method, title in _PAPER_ROWS.items():
-        cells = [_paper_cell(ours, paper, task, method) for task in _PAPER_TASKS]
+        cells = [_paper_cell(ours, paper, task, method) for task in PAPER_TASKS]
         if any(cell != NOT_RUN for cell in cells):
             rows.append((title, *cells))
-    notes = [_scale_of(ours, experiments, task) for task in _PAPER_TASKS]
+    notes = [_scale_of(ours, experiments, task) for task in PAPER_TASKS]
     lines = "\n".join(f"- {note}" for note in notes)
-    return sheet(("method", *(task.upper() for task in _PAPER_TASKS)), rows) + f"\n\n{lines}"
+    return sheet(("method", *(task.upper() for task in PAPER_TASKS)), rows) + f"\n\n{lines}"
 
 
 def _paper_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
@@ -333,17 +357,6 @@ def _scale_of(ours: Results, experiments: Path, task: str) -> str:
     )
 
 
-def is_outdated(summary: ExperimentSummary, experiments: Path) -> bool:
-    """Whether no run of a summary is one of its experiment file as that is now."""
-    path = experiments / f"{summary.experiment}.toml"
-    try:
-        cells = expand(override(read_experiment(path), list(summary.changed)))
-    except FedkeepError:
-        return True
-    present = {cell.experiment.digest() for cell in cells}
-    return not any(curve.config_hash in present for curve in summary.curves)
-
-
 def claims_table(experiments: Path, results: Path) -> str:
     """Every claim of the paper with its verdict."""
     found = verdicts(Results(results, Paper(experiments / "paper.toml")))
@@ -354,7 +367,7 @@ def claims_table(experiments: Path, results: Path) -> str:
 def costs_table(experiments: Path, results: Path) -> str:
     """What a device keeps beside its model and samples, and sends, from the state of a device."""
     del experiments
-    arena = _read(results / "arena.json")
+    arena = read(results / "arena.json")
     forms = {
         "softmax": (DenseLearner((60, 10)), 60, 10),
         "dense net": (DenseLearner((900, 64, 5)), 900, 5),
@@ -433,7 +446,7 @@ def kept_and_sent(
 def _by_method(results: Path, methods: Sequence[str], key: str) -> list[tuple[str, ...]]:
     """A row for each task and setting of the suite `labels` in which these methods have run."""
     rows = []
-    for task, settings in _read(results / "labels.json").items():
+    for task, settings in read(results / "labels.json").items():
         for setting, found in settings.items():
             if methods[0] in found:
                 cells = (in_words(found[m][key]) if m in found else NOT_RUN for m in methods)
@@ -491,6 +504,12 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "paper-table2": paper_table,
     "paper-claims": claims_table,
     "costs": costs_table,
+    "results-counts": stream_counts,
+    "bytes-verdict": bytes_verdict,
+    "paper-came-back": came_back_table,
+    "paper-status": status_table,
+    "paper-parts": parts_table,
+    "paper-reasons": reasons_table,
     "labels-rules": label_rules_table,
     "labels-delays": label_delays_table,
     "labels-shares": label_shares_table,

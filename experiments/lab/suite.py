@@ -22,7 +22,7 @@ from fedkeep.config.experiment import RunSpec, read_experiment
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.records import read_run
 from fedkeep.sim.runner import play
-from fedkeep.sim.sweep import estimate_seconds
+from fedkeep.sim.sweep import Backend, estimate_seconds, run_sweep
 from fedkeep.tables import Table, build, merged, put, read_toml
 from lab.curves import Curve, Curves, bytes_at_rest, curve_of
 
@@ -206,27 +206,53 @@ def read_suite(path: Path) -> Suite:
 
 
 def run_suite(
-    suite: Suite, curves: Curves, records: Path, *, jobs: int, minutes: float | None
+    suite: Suite,
+    curves: Curves,
+    records: Path,
+    *,
+    jobs: int,
+    minutes: float | None,
+    backend: Backend = "local",
 ) -> None:
-    """Runs the stages one after the other; tasks whose data is not here are named, and left out."""
+    """Runs the stages one after the other; tasks whose data is not here are named, and left out.
+
+    Each finished run is a line: how many of its step are done, and how long the rest will take if
+    it is like those so far.
+    """
     deadline = time.monotonic() + 60 * minutes if minutes is not None else None
     absent: set[str] = set()
     while waiting := next_runs(suite, curves, absent):
         print(f"{suite.name}: {len(waiting)} runs to do before the next step", flush=True)
-        for run, outcome in _played(waiting, records, jobs):
+        began = time.monotonic()
+        played = _played(waiting, records, jobs, backend)
+        for done, (run, outcome) in enumerate(played, start=1):
             if isinstance(outcome, str):
                 absent.add(run.task)
                 print(f"without {run.task}: {outcome}", flush=True)
                 break
             curves.add(run.task, outcome)
+            left = (time.monotonic() - began) / done * (len(waiting) - done)
             what = f"{outcome.method} {outcome.setting} seed {outcome.seed}"
             print(
-                f"{run.task}: {what}: {outcome.final:.1f} %, {outcome.seconds or 0:.0f} s",
+                f"[{done} of {len(waiting)}, {in_minutes(left)} left] {run.task}: {what}: "
+                f"{outcome.final:.1f} %, {outcome.seconds or 0:.0f} s",
                 flush=True,
             )
             if deadline is not None and time.monotonic() > deadline:
                 print("the time is up; the same command goes on from here", flush=True)
                 return
+
+
+def in_minutes(seconds: float) -> str:
+    """A time left, in words.
+
+    >>> in_minutes(20), in_minutes(200), in_minutes(8000)
+    ('20 s', '3 min', '2 h 13 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def next_runs(suite: Suite, curves: Curves, absent: set[str]) -> list[PlannedRun]:
@@ -255,8 +281,11 @@ def estimated(suite: Suite, curves: Curves) -> Iterator[str]:
 
 
 def _played(
-    runs: Sequence[PlannedRun], records: Path, jobs: int
+    runs: Sequence[PlannedRun], records: Path, jobs: int, backend: Backend
 ) -> Iterator[tuple[PlannedRun, Curve | str]]:
+    if backend == "ray":
+        yield from _played_on_ray(runs, records)
+        return
     if jobs == 1:
         yield from ((run, _play(run, records)) for run in runs)
         return
@@ -268,6 +297,27 @@ def _played(
             yield futures[future], future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _played_on_ray(
+    runs: Sequence[PlannedRun], records: Path
+) -> Iterator[tuple[PlannedRun, Curve | str]]:
+    """Play the runs of one task after the other on the cluster, and read their records here."""
+    for task, group in itertools.groupby(runs, key=lambda run: run.task):
+        own = list(group)
+        try:
+            run_sweep(
+                [run.cell for run in own],
+                records / task,
+                jobs=1,
+                resume=True,
+                listen=lambda *_: None,
+                backend="ray",
+            )
+        except DataError as error:
+            yield own[0], str(error)
+            continue
+        yield from ((run, _play(run, records)) for run in own)
 
 
 def _play(run: PlannedRun, records: Path) -> Curve | str:

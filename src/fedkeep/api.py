@@ -37,7 +37,7 @@ from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.policy import POLICIES, SelectionPolicy
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.types import AnyArray
-from fedkeep.data.custom import SampleTable, arrays_of, table_of_columns, target_kind
+from fedkeep.data.custom import Custom, SampleTable, arrays_of, table_of_columns, target_kind
 from fedkeep.files import folder_for_records
 from fedkeep.learn.models import SESSION, session_model
 from fedkeep.records import Comparison, Run, read_runs
@@ -45,6 +45,7 @@ from fedkeep.records import compare as compare_runs
 from fedkeep.records.figures import accuracy_figure
 from fedkeep.records.tables import as_text, explanation, frame, latex, sentences, tables
 from fedkeep.records.tensorboard import write_events
+from fedkeep.sim.own_rates import best_rates, rate_experiment
 from fedkeep.sim.runner import is_finished, play, record_path
 from fedkeep.sim.sweep import run_sweep
 from fedkeep.tables import Table
@@ -161,7 +162,7 @@ def compare(
     rounds: int = 200,
     participation: float = 0.1,
     epochs: int = 5,
-    learning_rate: float | None = None,
+    learning_rate: "float | Literal['own'] | None" = None,
     model: Any = "softmax",
     time: Any = None,
     test: Any = None,
@@ -193,8 +194,10 @@ def compare(
         Samples that a device can store.
     rounds, participation, epochs : int, float, int
         Rounds of training, the share of devices in each, and local epochs.
-    learning_rate : float, optional
-        Of local training, for all methods; by default that of the task `custom`.
+    learning_rate : float or "own", optional
+        Of local training, for all methods; by default that of the task `custom`. "own" chooses a
+        rate for each method by the rule of `fedkeep.sim.own_rates`: a third, one, three or ten
+        times that of the task, on two seeds that are not reported.
     model : str, torch.nn.Module or callable
         `softmax`, `mlp`, `module:factory`, a module, or a factory of modules.
     time : array or str, optional
@@ -259,9 +262,9 @@ def compare(
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
     task["model"] = _model_name(model)
     training: Table = {"rounds": rounds, "participation": participation, "epochs": epochs}
-    if learning_rate is not None:
+    if learning_rate not in (None, "own"):
         training["learning_rate"] = learning_rate
-    experiment = {
+    experiment: Table = {
         "task": task,
         "storage": {"capacity": capacity},
         "train": training,
@@ -270,15 +273,21 @@ def compare(
             "every": max(1, rounds // _EVALUATIONS),
             "checkpoint_every": max(1, rounds // 3),
         },
-        "methods": {label: found.table for label, found in chosen.items()},
+        "methods": {label: dict(found.table) for label, found in chosen.items()},
         "sweep": {"seed": _seeds(seeds)},
     }
     local = {label for label, found in chosen.items() if found.policy is not None}
     if task["model"] in SESSION:
         local = set(chosen)
+    notes = []
     with _registered(chosen):
+        if learning_rate == "own":
+            rates = _own_rates(experiment, folder, local, jobs, progress=progress)
+            notes.append(_told(rates))
+            for label, rate in rates.items():
+                experiment["methods"][label] |= {"train": {"learning_rate": rate}}
         cells = expand(experiment)
-        notes = _play(cells, folder, local, jobs, progress=progress)
+        notes += _play(cells, folder, local, jobs, progress=progress)
     paths = [record_path(cell, folder) for cell in cells]
     runs = [run for run in read_runs(folder) if run.path in paths]
     return MethodComparison(runs, folder, against, notes)
@@ -557,6 +566,23 @@ def _array(values: Any) -> AnyArray:
         exact[:] = values
         return exact if found.dtype.kind not in "iub" else found
     return found
+
+
+def _own_rates(
+    experiment: Table, folder: Path, local: set[str], jobs: int | None, *, progress: bool
+) -> dict[str, float]:
+    """Return the learning rate of each method; the trials' records lie beside the folder."""
+    tried = rate_experiment(experiment, Custom.learning_rate, experiment["sweep"]["seed"])
+    aside = folder_for_records(folder.with_name(f"{folder.name}-rates"))
+    cells = expand(tried)
+    _play(cells, aside, local, jobs, progress=progress)
+    paths = [record_path(cell, aside) for cell in cells]
+    return best_rates(run for run in read_runs(aside) if run.path in paths)
+
+
+def _told(rates: Mapping[str, float]) -> str:
+    each = ", ".join(f"{method} {rate:g}" for method, rate in rates.items())
+    return f"learning rates, each method's own, chosen on two seeds that are not reported: {each}"
 
 
 def _play(

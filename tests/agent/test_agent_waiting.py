@@ -280,8 +280,13 @@ def test_under_noise_per_sample_a_sample_costs_one_window_and_a_correction_none(
     made = make_agent(tmp_path, **tables)
     agent = made.agent
     seen: list[int] = []
-    see = agent.door.see
-    agent.door.see = lambda ids: (seen.extend(ids.tolist()), see(ids))[1]  # type: ignore[method-assign]
+    see = agent.device.entering
+
+    def noted(ids: Any) -> None:
+        seen.extend(ids.tolist())
+        see(ids)
+
+    agent.device.entering = noted
     agent.participate(order(made, 0))
     judged(agent, *(unlabelled(id_) for id_ in range(1, 31)))
     assert seen == [], "what waits enters no window"

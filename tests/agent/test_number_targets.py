@@ -149,7 +149,7 @@ def test_what_is_no_number_is_refused_and_counted(tmp_path: Path, y: Any) -> Non
 
 
 def test_it_trains_and_reports_the_sums_that_scores_follow_from(tmp_path: Path) -> None:
-    from fedkeep.agent.service import Service
+    from fedkeep.agent.service import StreamApi
 
     agent = made(tmp_path)
     feed(agent, range(60))
@@ -159,7 +159,7 @@ def test_it_trains_and_reports_the_sums_that_scores_follow_from(tmp_path: Path) 
     agent.participate(TrainOrder(0, model, None, LocalTraining(0.1, 5)))
     report = agent.participate(TrainOrder(1, model, None, LocalTraining(0.1, 50)))
     batch = agent.store.stored().batch
-    evaluated = Service(agent)._evaluate(report.model)
+    evaluated = StreamApi(agent)._evaluate(report.model)
     losses, predicted = predict(learner, report.model, batch.x, batch.y)
     scores = number_scores(predicted, batch.y)
     assert evaluated.samples == len(batch)

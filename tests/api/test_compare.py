@@ -184,8 +184,7 @@ class OwnInit(fedkeep.SelectionPolicy):
         ({"device": None}, DataError, "compare needs the device of each sample: pass device="),
         ({"y": None}, DataError, "x must be a data set of pairs"),
         ({"y": Y[:9]}, DataError, "y must have one value for each of the 600 samples"),
-        ({"y": X[:, 0]}, DataError, r"the label is a measurement, .* \(regression\)"),
-        ({"y": np.arange(600)}, DataError, r"600 different numbers .* \(regression\)"),
+        ({"y": np.arange(600)}, DataError, "600 different whole numbers, .* say what they are"),
         ({"x": X * np.nan}, DataError, "sample 0: a feature is missing, NaN or infinite"),
         ({"capacity": 0}, ConfigError, "capacity must be 1 or more, got 0"),
         ({"participation": 2.0}, ConfigError, "participation must be above 0 and at most 1"),
@@ -216,3 +215,30 @@ def test_a_simulation_describes_itself() -> None:
 def test_a_run_that_diverges_is_reported() -> None:
     found = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], learning_rate=1e300, **SMALL)
     assert any("diverged" in note and "lower train.learning_rate" in note for note in found.notes)
+
+
+def test_each_method_at_its_own_rate(tmp_path: Path) -> None:
+    found = fedkeep.compare(
+        X, Y, DEVICE, methods=["fifo", Newest], learning_rate="own", out=tmp_path / "runs", **SMALL
+    )
+    tried = fedkeep.load_records(tmp_path / "runs-rates").runs
+    assert {run.header.seed for run in tried} == {1001, 1002}
+    assert {run.header.seed for run in found.runs} == {0, 1}
+    rates = {run.header.config["train"]["learning_rate"] for run in tried}
+    assert rates == {0.0166667, 0.05, 0.15, 0.5}
+    for method in ("fifo", "Newest"):
+        reached: dict[float, list[float]] = {}
+        for run in tried:
+            if run.header.method == method:
+                last = [e.accuracy or 0.0 for e in run.evaluations if e.round][-5:]
+                rate = run.header.config["train"]["learning_rate"]
+                reached.setdefault(rate, []).append(sum(last) / len(last))
+        best = max(sum(values) for values in reached.values())
+        chosen = min(rate for rate, values in reached.items() if sum(values) == best)
+        used = {
+            r.header.config["train"]["learning_rate"]
+            for r in found.runs
+            if r.header.method == method
+        }
+        assert used == {chosen}
+        assert any(f"{method} {chosen:g}" in note for note in found.notes)

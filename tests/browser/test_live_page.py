@@ -24,7 +24,6 @@ from fedkeep.records import (
     Round,
     Slot,
 )
-
 from fedkeep.records.lines import Member
 from fedkeep.web.server import LiveServer
 from tests.browser.conftest import Complaints

@@ -157,3 +157,36 @@ def test_known_gradients_that_are_almost_the_same_do_no_harm() -> None:
     assert np.linalg.norm(
         layout.reconstruct(layout.of_gradient(mixed)) - mixed
     ) > 10 * np.linalg.norm(found - mixed)
+
+
+def norm_of_difference(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "samples"),
+    [
+        ("mlp", (90,), 7),  # numpy
+        ("lenet", (1, 28, 28), 5),  # a chain of layers in one pass
+        ("lenet", (1, 28, 28), 40),  # one model, hooks
+        ("traffic-cnn", (3, 64), 300),  # in pieces
+        ("char-mlp", (16,), 6),  # embedding: autograd
+        ("char-gru", (16,), 4),  # recurrent
+        ("char-transformer", (16,), 4),  # attention, normalisation
+    ],
+)
+def test_thin_products_are_exact_in_every_backend(
+    model: str, shape: tuple[int, ...], samples: int
+) -> None:
+    pytest.importorskip("torch")
+    classes = 36 if model.startswith("char") else 6
+    learner = learner_for(model, shape, classes)
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 36, (samples, *shape)) if classes == 36 else rng.random((samples, *shape))
+    batch = Batch(x.astype(np.float32), rng.integers(0, classes, samples), np.arange(samples))
+    layout = sketched_layout(learner.gradient_shapes(None), rank=2)
+    assert not layout.whole
+    measured = learner.probe(learner.initial(0)).measure(batch)
+    weights = rng.random(samples)
+    expected = layout.of_gradient(measured.weighted_gradient(weights))
+    assert norm_of_difference(measured.sketched_gradient(layout, weights), expected) <= 1e-5

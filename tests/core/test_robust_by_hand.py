@@ -217,6 +217,28 @@ def test_the_angle_decides_and_not_the_length(
     assert inconsistent_gradients(reports, updates).tolist() == [False] * 4 + [contradicts]
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_strict_gradients_count_only_where_they_agree_as_well_as_the_others(
+    strict: bool,
+) -> None:
+    reports = {device: report(RIGHT, (-1.0, 0.01 * device)) for device in range(6)}
+    reports[6] = report(RIGHT, (-0.3, 1.0))
+    merged = RobustMean(strict_gradients=strict).merge(MODEL, reports, UpdateStatistics())
+    without = [d for d, found in merged.reports.items() if found.local_gradient is None]
+    assert without == ([6] if strict else [])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_strict_gradients_leave_out_whoever_hardly_agrees_with_the_fleet(
+    strict: bool,
+) -> None:
+    reports = {device: report(RIGHT, (-1.0, 0.0)) for device in range(6)}
+    reports[6] = report((0.2, 1.0), (-0.2, -1.0))
+    merged = RobustMean(strict_gradients=strict).merge(MODEL, reports, UpdateStatistics())
+    assert merged.reports[6].weight < 0.5
+    assert (merged.reports[6].local_gradient is None) is strict
+
+
 # The pipeline
 
 

@@ -357,6 +357,24 @@ def test_how_a_stream_is_cut_and_a_restart_change_nothing(seed: int, step: int) 
     assert one.stored().batch.ids.tolist() == other.stored().batch.ids.tolist()
 
 
+def test_what_the_model_says_is_known_to_rules_once_there_is_one() -> None:
+    rules = [
+        {"name": "unsure", "when": "confidence < 0.6", "slots": 3},
+        {"name": "wrong", "when": "prediction != label and loss > 0.69", "slots": 3},
+    ]
+    device = device_of(rules, 0, capacity=30)
+    store = device.store
+    assert isinstance(store, RuledStore)
+    x = np.array([[9, 0], [0, 9], [0.1, 0], [9, 0]], dtype=np.float32)
+    y = np.array([0, 1, 0, 1])
+    device.ingest(Batch(x, y, np.arange(4)), 0.0, None)
+    assert [store.holders(id_) for id_ in range(4)] == [()] * 4, "there is no model yet"
+    device.set_model(np.array([1, 0, 0, 1, 0, 0], dtype=np.float32))
+    batch = Batch(x, y, np.arange(10, 14))
+    device.ingest(batch, 0.0, device.measure(batch))
+    assert [store.holders(id_) for id_ in range(10, 14)] == [(), (), (0,), (1,)]
+
+
 def test_a_snapshot_has_all_that_rules_hold() -> None:
     device = device_of(KEEPING, 7)
     device.set_model(device.learner.initial(0))

@@ -284,9 +284,9 @@ def test_a_snapshot_has_all_that_waits() -> None:
     for one in (made, again):
         one.wait(came.x[6:], came.ids[6:], 0.0)
         one.label(came.ids, came.y, 0.0)
-    one, other = made.store.stored(), again.store.stored()
-    assert one.batch.ids.tolist() == other.batch.ids.tolist()
-    assert one.scores.tolist() == other.scores.tolist()
+    first, second = made.store.stored(), again.store.stored()
+    assert first.batch.ids.tolist() == second.batch.ids.tolist()
+    assert first.scores.tolist() == second.scores.tolist()
 
 
 def test_a_policy_that_keeps_everything_has_no_waiting_room() -> None:

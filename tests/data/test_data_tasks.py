@@ -130,6 +130,46 @@ def test_geotec_in_windows_of_one_activity() -> None:
     assert set(fleet.test.of(3)) < set(all_windows.test.of(3))
 
 
+def test_geotec_in_balanced_windows() -> None:
+    need(GEOTEC_PACKED)
+    fleet = TASKS["har"](windows="balanced").load(seed=0)  # type: ignore[call-arg]
+    assert_whole(fleet)
+    used = np.concatenate([fleet.train.indices, fleet.test.indices])
+    assert (fleet.devices, len(used)) == (46, 9_501)
+    shares = np.bincount(fleet.y[used], minlength=5) / len(used)
+    np.testing.assert_allclose(shares, [0.058, 0.174, 0.305, 0.258, 0.205], atol=0.001)
+
+
+def test_balanced_windows_of_a_recording_are_spread_and_no_more_than_of_its_median_activity() -> (
+    None
+):
+    """600 steps of walking, then 165 of turning and 180 of sitting down, in three recordings."""
+    labels = np.repeat([2, 3, 4], [600, 165, 180])
+    rows = {
+        "recordings": np.array([f"s01_sp/0{e}" for e in (1, 2, 3)]),
+        "offsets": len(labels) * np.arange(4),
+        "signals": np.zeros((3 * len(labels), 6), dtype=np.float32),
+        "labels": np.tile(labels, 3),
+    }
+    fleet = geotec_federation(rows, "balanced")
+    first = fleet.train.of(0)
+    starts = 15 * first
+    pure = np.array([max(np.bincount(labels[s : s + 150])) / 150 for s in starts])
+    assert (pure >= 0.7).all()
+    counts = np.bincount(fleet.y[first], minlength=5)
+    possible = [
+        sum(
+            np.bincount(labels[s : s + 150], minlength=5)[label] >= 105
+            for s in range(0, len(labels) - 149, 15)
+        )
+        for label in (2, 3, 4)
+    ]
+    assert counts[2:].tolist() == [min(n, int(np.median(possible))) for n in possible]
+    walked = np.sort(starts[fleet.y[first] == 2])
+    assert walked[0] == 0, "evenly over the whole walk"
+    assert walked[-1] >= 450
+
+
 def test_a_window_of_two_activities_is_left_out_and_so_is_a_device_without_any() -> None:
     """Two devices of three executions: one changes its activity in the middle of each."""
     steps = 151
@@ -140,7 +180,7 @@ def test_a_window_of_two_activities_is_left_out_and_so_is_a_device_without_any()
         "signals": np.zeros((6 * steps, 6), dtype=np.float32),
         "labels": np.concatenate([np.full(3 * steps, 4), half, half, half]),
     }
-    whole, pure = geotec_federation(rows), geotec_federation(rows, pure=True)
+    whole, pure = geotec_federation(rows), geotec_federation(rows, "one-activity")
     assert (whole.devices, whole.train.sizes.tolist()) == (2, [1, 1])
     assert pure.device_names == ("s01_sp",)
     assert (pure.train.sizes.tolist(), pure.test.sizes.tolist()) == ([1], [2])

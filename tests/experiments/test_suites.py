@@ -1,16 +1,29 @@
 """Suites: what is run and in which order, whose rate is whose, and what the tables show."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from lab.blocks import bar_chart
 from lab.curves import Curve, Curves, bytes_at_rest, forward_passes, read_summary
-from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
+from lab.findings import (
+    Findings,
+    arena,
+    bytes_table,
+    gist_summary,
+    share_closed,
+    tails,
+    write_table,
+)
 from lab.opening import candidates, opening
 from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
+from msgspec.structs import replace
 
+import fedkeep
 from fedkeep.agent.record import META_BYTES
 from fedkeep.config.experiment import resolve
 from fedkeep.core.errors import ConfigError
@@ -142,6 +155,9 @@ def test_a_suite_runs_what_is_lacking_and_nothing_twice(
     assert "the time is up" in capsys.readouterr().out
     assert len(next_runs(found, curves, set())) == 5
     run_suite(found, curves, tmp_path / "runs", jobs=1, minutes=None)
+    printed = capsys.readouterr().out
+    assert "[1 of 5, " in printed
+    assert "[5 of 5, 0 s left]" in printed
     assert next_runs(found, Curves(tmp_path / "curves"), set()) == []
     capsys.readouterr()
     run_suite(found, Curves(tmp_path / "curves"), tmp_path / "runs", jobs=1, minutes=None)
@@ -168,6 +184,61 @@ def test_processes_make_the_same_curves(tmp_path: Path) -> None:
     runs = [run for stage in found.stages for run in found.wanted(stage, one)]
     for run in runs:
         first, second = one.find(run.digest), two.find(run.digest)
+        assert first is not None
+        assert second is not None
+        assert first.accuracy == second.accuracy
+
+
+RAY = """
+import os, sys
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+sys.path.insert(0, sys.argv[1])
+from lab.curves import Curves
+from lab.suite import read_suite, run_suite
+
+folder = Path(sys.argv[2])
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000}
+)
+try:
+    os.environ["RAY_ADDRESS"] = cluster.address
+    found = read_suite(folder / "small.toml").only(["small"], ["fifo"])
+    curves = Curves(folder / "ray")
+    run_suite(found, curves, folder / "runs", jobs=1, minutes=None, backend="ray")
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.real
+def test_a_cluster_makes_the_same_curves(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    found = suite(tmp_path).only(["small"], ["fifo"])
+    around = {
+        **os.environ,
+        "PYTHONPATH": str(Path(fedkeep.__file__).parents[1]),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, str(EXPERIMENTS), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=around,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    here, there = Curves(tmp_path / "here"), Curves(tmp_path / "ray")
+    run_suite(found, here, tmp_path / "local", jobs=1, minutes=None)
+    runs = [run for stage in found.stages for run in found.wanted(stage, here)]
+    assert runs
+    for run in runs:
+        first, second = here.find(run.digest), there.find(run.digest)
         assert first is not None
         assert second is not None
         assert first.accuracy == second.accuracy
@@ -355,3 +426,20 @@ def test_bars_go_both_ways() -> None:
     drawn = bar_chart("t", {"good": 80.0, "bad": -20.0}, " %")
     assert ">80 %</text>" in drawn
     assert ">-20 %</text>" in drawn
+
+
+def test_what_means_hide_is_told_of_ordered_streams_alone(tmp_path: Path) -> None:
+    text = SUITE.replace("small = {", 'small-ordered = { base = "task.toml" }\nsmall = {').replace(
+        'tasks = ["small"]', 'tasks = ["small", "small-ordered"]'
+    )
+    found, curves = suite(tmp_path, text), Curves(tmp_path / "curves")
+    for task in ("small", "small-ordered"):
+        runs = found.reported(Contest(task, "fifo"), 1.0, (0, 1))
+        for run in runs:
+            fallen = made_up(run, 0.8, 0.5, 0.5, 0.8)
+            curves.add(task, replace(fallen, worst_tenth=0.25, rare_recall=0.5))
+    table = tails(Findings(found, curves))
+    assert list(table) == ["small-ordered"]
+    row = table["small-ordered"]["fifo"]
+    assert row["worst_tenth"] == (25.0, 0.0)
+    assert (row["below"], row["recovery"], row["never"], row["deepest"]) == (75.0, 3.0, 0.0, 30.0)

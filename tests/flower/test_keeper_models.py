@@ -5,6 +5,7 @@ docs/flower.md has the same table; `test_the_table_of_the_docs_is_this_one` comp
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.flower import Keeper
+from tests.flower import unusual_models as unusual
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 
@@ -186,6 +188,13 @@ def focal(out: Tensor, y: Tensor) -> Tensor:
     return (1 - torch.exp(-loss)) ** 2 * loss
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        module: nn.Module = torch.jit.script(dense())
+    return module
+
+
 def one_logit(out: Tensor, y: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(out[:, 0], y.float(), reduction="none")
 
@@ -204,6 +213,8 @@ TOKENS = RNG.integers(1, 11, size=(N, 6))
 PADDED = np.where(np.arange(6) < RNG.integers(2, 7, size=(N, 1)), TOKENS, 0)
 VARIED = [torch.tensor(row[row > 0]) for row in PADDED]
 LABELS = np.arange(N) % 3
+VOLUMES = RNG.normal(size=(N, 1, 4, 4, 4)).astype(np.float32)
+WEIGHTED = np.stack([LABELS, 1 + LABELS / 2], axis=1).astype(np.float32)
 BOTH = {"tokens": TOKENS, "sensor": FLOATS}
 REGRESSION = RNG.normal(size=(N, 1)).astype(np.float32)
 MANY = (RNG.random((N, 3)) < 0.5).astype(np.float32)
@@ -353,6 +364,126 @@ CASES = (
         refused="the model has no parameters to train",
     ),
     Case("a class that wants arguments", nn.Linear, refused="cannot be made without arguments"),
+    Case("`torch.compile`", lambda: torch.compile(dense(), backend="eager")),
+    Case("`nn.DataParallel`", lambda: nn.DataParallel(dense())),
+    Case(
+        "`torch.jit.script`",
+        scripted,
+        refused="a module of torch.jit cannot be measured sample by sample",
+    ),
+    Case("attention with time first", unusual.SequenceFirst, SERIES),
+    Case(
+        "attention that takes the batch for time",
+        unusual.BatchTakenForTime,
+        SERIES,
+        refused="layer 'attention' mixes the samples of a batch",
+    ),
+    Case(
+        "the batch's mean taken away in `forward`",
+        unusual.CentredInline,
+        refused="what the model does before layer 'head' mixes the samples of a batch",
+    ),
+    Case("GRUCell in a loop", unusual.Cells, SERIES),
+    Case(
+        "encoder with two heads",
+        unusual.TwoHeads,
+        options={"loss": unusual.two_losses, "labels": 3},
+        loss="cross-entropy and squared error",
+    ),
+    Case("a head that the loss leaves out", unusual.UnusedHead),
+    Case("EmbeddingBag", unusual.Bags, TOKENS),
+    Case(
+        "Embedding with sparse gradients",
+        unusual.SparseTokens,
+        TOKENS,
+        refused="layer 'embed' makes sparse gradients",
+    ),
+    Case("complex weights", unusual.Fourier, refused="parameter 'filter' is of complex64"),
+    Case("bfloat16", lambda: dense().bfloat16(), refused="parameter '0.weight' is of bfloat16"),
+    Case("an autograd.Function of one's own", unusual.StraightThrough),
+    Case("one layer used three times", unusual.Residual),
+    Case("a branch by each sample's data", unusual.Branching),
+    Case("frozen BatchNorm, kept in evaluation mode", unusual.FrozenStatistics),
+    Case(
+        "Conv1d, PReLU",
+        lambda: nn.Sequential(nn.Conv1d(7, 4, 3), nn.PReLU(), nn.Flatten(), nn.Linear(12, 3)),
+        SERIES,
+    ),
+    Case(
+        "Conv3d",
+        lambda: nn.Sequential(nn.Conv3d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3)),
+        VOLUMES,
+    ),
+    Case(
+        "ConvTranspose2d, average pooling",
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(1, 3, 3, stride=2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        ),
+        IMAGES,
+    ),
+    Case(
+        "dilated, circular Conv2d, max pooling",
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, dilation=2, padding=2, padding_mode="circular"),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        ),
+        IMAGES,
+    ),
+    Case("InstanceNorm", lambda: images(nn.InstanceNorm2d(4)), IMAGES),
+    Case(
+        "RMSNorm, GLU",
+        lambda: nn.Sequential(nn.Linear(5, 8), nn.GLU(), nn.RMSNorm(4), nn.Linear(4, 3)),
+    ),
+    Case(
+        "CTC",
+        unusual.TimeDistributed,
+        SERIES,
+        options={"loss": unusual.ctc, "labels": 3},
+        loss="CTC of each sample",
+    ),
+    Case(
+        "triplets of a batch",
+        dense,
+        options={"loss": unusual.triplet},
+        loss="triplet margin",
+        refused="the loss compares the samples of a batch with each other",
+    ),
+    Case(
+        "label smoothing with `ignore_index`",
+        dense,
+        options={
+            "loss": nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=2, reduction="none")
+        },
+        loss="cross-entropy, smoothed",
+    ),
+    Case(
+        "log-probabilities",
+        lambda: nn.Sequential(dense(), nn.LogSoftmax(1)),
+        options={"loss": nn.NLLLoss(reduction="none")},
+        loss="negative log-likelihood",
+    ),
+    Case(
+        "several numbers a target, and `labels=`",
+        dense,
+        y=WEIGHTED,
+        options={"loss": unusual.weighted, "labels": 3},
+        loss="cross-entropy, weighted by sample",
+        refused="leave labels= out",
+    ),
+    Case(
+        "sample weights in the target",
+        dense,
+        y=WEIGHTED,
+        options={"loss": unusual.weighted},
+        loss="cross-entropy, weighted by sample",
+    ),
 )
 
 
@@ -387,8 +518,9 @@ def by_hand(case: Case, module: nn.Module, place: int) -> np.ndarray:
         out = module(*x) if isinstance(x, tuple) else module(x)
     out = options.get("output", lambda o: o)(out)
     torch.autograd.backward(options.get("loss", CE)(out, y).mean())
-    parts = [p.grad.ravel() for p in module.parameters() if p.grad is not None]
-    return torch.cat(parts).numpy().copy()
+    grads = [(p, p.grad) for p in module.parameters() if p.requires_grad]
+    parts = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in grads]
+    return torch.cat([part.ravel() for part in parts]).numpy().copy()
 
 
 def participate(case: Case) -> None:

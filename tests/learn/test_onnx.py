@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import ConfigError, DataError
+from fedkeep.core.gradients.layout import sketched_layout
 from fedkeep.core.protocols import TrainingJob
 from fedkeep.core.types import Batch, LocalTraining
 from fedkeep.learn.onnx_learner import OnnxLearner
@@ -156,3 +157,14 @@ def test_the_command_exports_and_checks(tmp_path: Path) -> None:
     assert "agrees with torch" in done.output, done.output
     weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()]).numpy()
     assert np.array_equal(OnnxLearner(out).initial(0), weights)
+
+
+def test_its_sketch_is_that_of_the_gradient(exported: Path) -> None:
+    learner = OnnxLearner(exported)
+    layout = sketched_layout(learner.gradient_shapes(None), rank=1)
+    assert not layout.whole
+    measured = learner.probe(learner.initial(0)).measure(batch(17))
+    weights = np.random.default_rng(0).random(17)
+    expected = layout.of_gradient(measured.weighted_gradient(weights))
+    found = measured.sketched_gradient(layout, weights)
+    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)

@@ -51,14 +51,13 @@ DATA = [
     ("long.csv", "line 62: 5 cells, but the header has 4"),
     ("twice.csv", "has 2 columns called 'a': give each a name of its own"),
     ("text.csv", "line 62: a is 'warm', which is no number: leave the column out,"),
-    ("nan.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
-    ("inf.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
+    ("nan.csv", "line 62: a feature is missing, NaN or infinite"),
+    ("inf.csv", "line 62: a feature is missing, NaN or infinite"),
     ("blank.csv", "line 62: a is '', which is no number: leave the column out, or"),
-    ("huge.csv", "line 62: a feature is missing, NaN, infinite or above 3e38 (1"),
+    ("huge.csv", "line 62: a feature is missing, NaN or infinite"),
     ("nolabel.csv", "line 62: label '' is neither a whole number nor a name"),
     ("nodevice.csv", "line 62: device '' is neither a whole number nor a name"),
     ("onelabel.csv", "has a single label, 'ok': there is nothing to tell apart"),
-    ("regress.csv", "the label is a measurement, such as '0.37' (regression);"),
     ("unnamed.csv", "column 3 has no name: if it counts the rows, leave it out (in"),
     ("semicolon.csv", "has no column 'label'; it has 'device;label;a;b' (its cells are"),
     ("tabs.csv", "has no column 'label'; it has 'device\\tlabel\\ta\\tb' (its cells"),
@@ -87,9 +86,9 @@ DATA = [
     ("y2.npz", "label must be one value a sample, got shape (60, 2)"),
     ("zero.npz", "holds no sample"),
     ("nofeature.npz", "a sample has no feature, x has shape (60, 0)"),
-    ("big.npz", "sample 0: a feature is missing, NaN, infinite or above 3e38 (60"),
+    ("big.npz", "sample 0: a feature is missing, NaN or infinite"),
     ("none.npz", "has no array 'x'; it has none"),
-    ("floaty.npz", "the label is a measurement, such as '0.5' (regression); fedkeep"),
+    ("floaty.npz", "the label takes 2 different numbers, such as 0.5: say what they"),
     ("floatd.npz", "sample 0: device '0.5' is neither a whole number nor a name"),
     ("lost.npz", "sample 0: device '1.152921504606847e+18' is a float above 2^53,"),
     ("dates.npz", "x must be numbers, got datetime64[s]"),
@@ -100,7 +99,7 @@ DATA = [
     ("binary.parquet", "cannot be read as Parquet: Could not open Parquet input source"),
     ("empty.parquet", "cannot be read as Parquet: Could not open Parquet input source"),
     ("nested.parquet", "row 0: a is '[1. 2.]', which is no number: leave the column"),
-    ("null.parquet", "row 0: a feature is missing, NaN, infinite or above 3e38 (30"),
+    ("null.parquet", "row 0: a feature is missing, NaN or infinite"),
     ("nulllabel.parquet", "row 1: label 'None' is neither a whole number nor a name"),
     ("nolabel.parquet", "has no column 'label'; it has 'device', 'a' (set task.label)"),
     ("sources.py:missing", "'sources.py' has no 'missing': known are: broken, empty, needs,"),
@@ -128,7 +127,7 @@ DATA = [
 SETTINGS = [
     ("train=5", "'train' must be a table, got 5"),
     ("train.rounds.x=5", "'train.rounds' cannot be {'x': 5}: expected 'int', got 'object'"),
-    ("train.rounds=0", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("train.rounds=0", "in [train]: rounds must be 1 or more, got 0"),
     ("train.rounds=1.5", "'train.rounds' cannot be 1.5: expected 'int', got 'float'"),
     ("train.rounds=1e400", "'train.rounds' cannot be inf: expected 'int', got 'float'"),
     ("train.rounds=nan", "'train.rounds' cannot be nan: expected 'int', got 'float'"),
@@ -137,7 +136,7 @@ SETTINGS = [
     ("train.rounds=[1,2]", "'train.rounds' cannot be [1, 2]: expected 'int', got 'array'"),
     (
         "train.rounds=99999999999999999999",
-        "in [train]: rounds must be between 1 and 2147483647, got",
+        "in [train]: rounds must be at most 2147483647, got",
     ),
     ("train.rounds=١٢", "'train.rounds' cannot be '١٢': expected 'int', got 'str'"),
     ("train.round=5", "unknown key 'train.round': did you mean 'rounds'?"),
@@ -155,12 +154,12 @@ SETTINGS = [
     ("train.dropout=-0.1", "in [train]: dropout must be at least 0 and below 1, got -0.1"),
     ("train.batch_size=0", "in [train]: batch_size must be 1 or more, got 0"),
     ("train.decay=-1", "in [train]: decay must be above 0 and at most 1, got -1.0"),
-    ("storage.capacity=0", "in [storage]: capacity must be between 1 and 2147483647, got 0"),
+    ("storage.capacity=0", "in [storage]: capacity must be 1 or more, got 0"),
     ("storage.capacity=2.5", "'storage.capacity' cannot be 2.5: expected 'int | array', got"),
     ('storage.capacity="many"', "'storage.capacity' cannot be 'many': expected 'int | array',"),
     (
         "storage.capacity=99999999999999999999",
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     ("storage.capacity=[1,2]", "has 2 numbers for 4 devices: give one for each"),
     ("storage.capacities=[1]", "unknown key 'storage.capacities': did you mean 'capacity'?"),
@@ -244,7 +243,7 @@ SETTINGS = [
     ("sweep.seed=5", "'sweep.seed' must be a list of values, got 5"),
     ("sweep.seed=[0,0]", "two runs would both be called 'balanced-reservoir-seed0': give"),
     ('sweep.seed=["a"]', "'seed' must be a whole number of at least 0, got 'a'"),
-    ("sweep.train.rounds=[0]", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("sweep.train.rounds=[0]", "in [train]: rounds must be 1 or more, got 0"),
     ("sweep.nothing=[1]", "unknown key 'nothing': known are: aggregation, coordinator,"),
     ("methods=5", "'sweep' and 'methods' must be tables"),
     ("methods=[]", "'methods' must be one or more different names, got []"),
@@ -253,7 +252,7 @@ SETTINGS = [
     ("methods.a=5", "'methods.a' must be a table of what differs, got 5"),
     (
         "methods.a.storage.capacity=0",
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     ("\u017feed=1", "unknown key '\u017feed': did you mean 'seed'?"),
 ]
@@ -419,17 +418,17 @@ COMMANDS = [
     ("list policies.py:Nope", "'policies.py' has no 'Nope': known are: Needs, NoScore, Plain,"),
     ("list quits.py:x", "cannot import 'quits.py' (of 'quits.py:x'): it ends the process"),
     ("paper tabel2", "unknown experiment 'tabel2': did you mean 'table2'?"),
-    ("paper table2", "say on which task with --task: har-overlapping, har, ic-grey,"),
-    ("paper table2 --task x", "table2 has no task 'x': known are: har, har-overlapping, ic,"),
+    ("paper table2", "say on which task with --task: har-balanced,"),
+    ("paper table2 --task x", "table2 has no task 'x': known are: har, har-balanced,"),
     ("paper table2 --task st --method nope", "has that method and that seed"),
     ("paper table2 --task st --seed 99", "has that method and that seed"),
     ("paper table2 --task st --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
     ("paper table2 --task st --set x", "--set takes key=value, got 'x'"),
-    ("paper table2 --task ../st", "table2 has no task '../st': known are: har, har-overlapping,"),
+    ("paper table2 --task ../st", "table2 has no task '../st': known are: har,"),
     ("paper ../tasks", "unknown experiment '../tasks': known are: ablation, authors,"),
     (
         "paper table2 --task st --set train.rounds=0",
-        "in [train]: rounds must be between 1 and 2147483647, got 0",
+        "in [train]: rounds must be 1 or more, got 0",
     ),
     ("demo --port 70000", "Invalid value for '--port': 70000 is not in the range"),
     ("demo --out good.csv", "cannot keep records in good.csv: File exists; choose another"),
@@ -501,7 +500,6 @@ COMMANDS = [
         "cannot keep records in good.npz: File exists; choose another",
     ),
     ("advise good.csv --jobs 0", "Invalid value for '--jobs': 0 is not in the range x>=1."),
-    ("advise regress.csv", "regress.csv: the label is a measurement, such as '0.37'"),
     ("advise onelabel.csv", "onelabel.csv has a single label, 'ok': there is nothing to tell"),
     ("advise three.csv", "three.csv leaves 1 samples for testing, too few to tell methods"),
     ("advise text.csv", "text.csv, line 62: a is 'warm', which is no number: leave the"),
@@ -515,7 +513,7 @@ COMMANDS = [
     ),
     (
         "advise good.csv --capacity 99999999999999999999",
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     ("agent run nowhere.toml", "there is no file nowhere.toml"),
     ("agent run folder.toml", "cannot read folder.toml: Is a directory"),
@@ -533,7 +531,6 @@ COMMANDS = [
     ("agent why", "Missing argument 'ID'."),
     ("agent erase", "say what to erase: --id, --label, --source, --since or --until"),
     ("agent erase --namespace a", "--namespace says which --id is meant: give that, too, or"),
-    ("agent erase --label x", "Invalid value for '--label': 'x' is not a valid integer."),
     (
         "agent erase --since yesterday",
         "Invalid value for '--since': 'yesterday' does not match the",
@@ -733,7 +730,7 @@ AGENTS = [
     ("[3]", "[99999999999]", "in [samples]: shape must make at most 268435456 numbers, got"),
     ("[3]", '"3"', "'samples.shape' cannot be '3': expected 'array', got 'str'"),
     ("[3]", "[]", "in [samples]: shape must be one or more positive numbers, got []"),
-    (", labels = 2", "", "'samples.labels' is missing"),
+    (", labels = 2", "", "in [samples]: labels is missing: give their number, or"),
     ("labels = 2", "labels = 0", "in [samples]: labels must be between 1 and 16777216, got 0"),
     (
         "labels = 2",
@@ -807,7 +804,7 @@ AGENTS = [
         "in [agent]: cpu_cap must be above 0 and at most 1, got 2.0",
     ),
     ('"a.sock"', '"a.sock", queue = 0', "in [agent]: queue must be between 1 and 1048576, got 0"),
-    ('"lines"', '"radio"', "unknown kind of source 'radio': known are: folder, iterator,"),
+    ('"lines"', '"radio"', "unknown kind of source 'radio': known are: folder, http,"),
     (
         '[{ kind = "lines" }]',
         '{ kind = "lines" }',
@@ -826,7 +823,7 @@ AGENTS = [
     (
         '"lines"',
         '"lines", colour = "red"',
-        "unknown key 'source[0].colour': known are: format, label, name,",
+        "unknown key 'source[0].colour': known are: fields, format,",
     ),
     ('"lines"', '"mqtt"', "'source[0].topic' is missing"),
     (
@@ -939,10 +936,10 @@ AGENTS = [
 ]
 FLEETS = [
     ("shape = [3], ", "", "'samples.shape' is missing"),
-    (", labels = 2", "", "'samples.labels' is missing"),
+    (", labels = 2", "", "in [samples]: labels is missing: give their number, or"),
     ("[3]", "[0]", "in [samples]: shape must be one or more positive numbers, got"),
-    ("labels = 2", "labels = 0", "in [samples]: labels must be at least 2, got 0: fedkeep values"),
-    ("rounds = 2", "rounds = 0", "in [train]: rounds must be between 1 and 2147483647, got 0"),
+    ("labels = 2", "labels = 0", "in [samples]: labels must be at least 2, got 0: a classifier"),
+    ("rounds = 2", "rounds = 0", "in [train]: rounds must be 1 or more, got 0"),
     ('"softmax"', '"lenett"', "unknown model 'lenett': did you mean 'lenet'?; your own is"),
     ('"softmax"', '"lenet"', "model 'lenet' cannot take samples of shape [3]: Expected 3D"),
     (
@@ -969,7 +966,7 @@ FLEETS = [
     (
         "train = { rounds = 2 }",
         'regions = { name = "k-means" }',
-        "unknown table 'regions': did you mean 'aggregation'?",
+        "'regions.centroids' is missing: a fleet's devices use the same",
     ),
     (
         "train = { rounds = 2 }",
@@ -1029,7 +1026,6 @@ FLEETS = [
     ),
 ]
 CALLS = [
-    (lambda: compared(X, Y), "compare needs the device of each sample: pass device=, or"),
     (lambda: compared(X), "without y, x must be a data set of pairs (sample, label), all"),
     (
         lambda: compared(X, Y[:5], D),
@@ -1038,16 +1034,16 @@ CALLS = [
     (lambda: compared(X, Y, D[:5]), "device must have one value for each of the 60 samples, got"),
     (
         lambda: compared(X, np.stack([Y, Y], 1), D),
-        "y must have one value for each of the 60 samples, got shape",
+        "the samples: label must be one value a sample, got shape",
     ),
     (lambda: compared([["a"]] * 60, Y, D), "the samples: x must be numbers, got <U1"),
     (
         lambda: compared(np.where(X > 1, np.nan, X), Y, D),
-        "the samples, sample 2: a feature is missing, NaN, infinite or",
+        "the samples, sample 2: a feature is missing, NaN or infinite",
     ),
     (
         lambda: compared(X * 1e300, Y, D),
-        "the samples, sample 0: a feature is missing, NaN, infinite or",
+        "the samples, sample 0: a feature is missing, NaN or infinite",
     ),
     (lambda: compared(X + 1j, Y, D), "the samples: x must be numbers, got complex128"),
     (lambda: compared(X[:0], Y[:0], D[:0]), "the samples holds no sample"),
@@ -1072,7 +1068,6 @@ CALLS = [
         lambda: compared(X, np.full(60, np.nan), D),
         "the samples, sample 0: label 'nan' is neither a whole number",
     ),
-    (lambda: compared(X, X[:, 0], D), "the samples: the label is a measurement, such as"),
     (
         lambda: compared(X, np.zeros(60, int), D),
         "the samples have a single label, '0': nothing to tell apart",
@@ -1176,7 +1171,7 @@ CALLS = [
     (lambda: compared(X, Y, D, seeds=True), "seeds must be a whole number of at least 1, got True"),
     (
         lambda: compared(X, Y, D, capacity=0),
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     (
         lambda: compared(X, Y, D, capacity=2.5),
@@ -1192,7 +1187,7 @@ CALLS = [
     ),
     (
         lambda: compared(X, Y, D, capacity=100000000000000000000),
-        "in [storage]: capacity must be between 1 and 2147483647, got",
+        "in [storage]: capacity must be at most 2147483647, got",
     ),
     (lambda: compared(X, Y, D, rounds=0), "rounds must be a whole number of at least 1, got 0"),
     (lambda: compared(X, Y, D, rounds=-5), "rounds must be a whole number of at least 1, got -5"),
@@ -1239,8 +1234,8 @@ CALLS = [
         "in [train]: learning_rate must be a finite number above 0, got",
     ),
     (
-        lambda: compared(X, Y, D, learning_rate="own?"),
-        "'train.learning_rate' cannot be 'own?': expected 'float', got",
+        lambda: compared(X, Y, D, learning_rate="owned"),
+        "'train.learning_rate' cannot be 'owned': expected 'float', got",
     ),
     (
         lambda: compared(X, Y, D, model="lenett"),
@@ -1315,7 +1310,7 @@ CALLS = [
     (lambda: compared(FRAME.iloc[:0], "label", "device"), "the frame holds no sample"),
     (
         lambda: compared(FRAME.assign(a=np.nan), "label", "device"),
-        "the frame, row 0: a feature is missing, NaN, infinite or above",
+        "the frame, row 0: a feature is missing, NaN or infinite",
     ),
     (lambda: compared(FRAME, "label", [1, 2]), "columns must be of one length, got [2, 60]"),
     (
@@ -1389,7 +1384,7 @@ CALLS = [
     ),
     (
         lambda: fedkeep.advise("good.csv", capacity=0),
-        "in [storage]: capacity must be between 1 and 2147483647, got 0",
+        "in [storage]: capacity must be 1 or more, got 0",
     ),
     (
         lambda: fedkeep.advise("good.csv", capacity="x"),

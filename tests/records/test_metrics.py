@@ -174,6 +174,8 @@ def test_numbers_are_judged_by_r2_and_their_errors_stand_beside_it() -> None:
     assert methods.rows[1][5:] == ("13 ± 2.5", "6.5 ± 1.2")
     assert worst.title == "toy: R2 of each interval"
     assert explanation(comparison).startswith("Targets are numbers: R2")
+    lost = [number_run("fifo", 0, -1.0, 90.0), number_run("ode", 0, 0.4, 12.0)]
+    assert compare(lost).rows[1].ratios[0].value is None, "the worst score sets no target"
     assert "R2" not in explanation(compare([run("fifo", 0, {10: 0.5})]))
 
 

@@ -206,7 +206,7 @@ class Agent:
                 self._value_alone()
             self.counters.update(self.intake.counted())
             now = self._last_step = time.monotonic()
-            full = len(self.store.staged) > self._reserve - self._batch
+            full = self.store.staged_samples > self._reserve - self._batch
             early = bool(self._awaited_whole) and self._whole_due()
             if full or early or self._pacer.due(awaited=bool(self._awaited)):
                 self.commit(whole=self._whole_due())

@@ -42,14 +42,21 @@ from fedkeep.agent.store_file import (
 from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store, build_rules
-from fedkeep.config.method import DEVICE_TABLES, MethodConfig, parse_method, table_of
-from fedkeep.config.options import MetricsOptions, learner_of
+from fedkeep.config.method import (
+    DEVICE_TABLES,
+    MethodConfig,
+    deployed_regions,
+    division_of,
+    parse_method,
+    table_of,
+)
+from fedkeep.config.options import MetricsOptions, RegionOptions, learner_of
 from fedkeep.config.presets import DEFAULT
 from fedkeep.core.bounds import check_range
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
-from fedkeep.core.regions import regions_for
+from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.rules.book import RuleBook
 from fedkeep.core.seeds import child_seed
@@ -206,10 +213,19 @@ class AgentConfig:
     accounted: bool
     """Whether the file has a table `[privacy]`: what is sent passes the guard then."""
     sources: tuple[Source, ...]
+    division: RegionOptions | Regions
+    """How samples are divided: by label, or around centroids that all devices share."""
     stream: str = ""
     """What this stream is called among several of one process; empty where it is the only one."""
     table: Table = field(default_factory=dict, repr=False, compare=False)
     """The tables of which it was made."""
+
+    @property
+    def regions(self) -> Regions:
+        """What store and plan divide."""
+        samples = self.samples
+        own = regions_for(self.method.policy, samples.count, samples.numbers)
+        return deployed_regions(self.division, own, samples.shape)
 
     @property
     def form(self) -> SampleForm:
@@ -238,7 +254,7 @@ _OPTIONS: dict[str, Any] = {
     if is_dataclass(one.type) and one.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
-_TABLES = ("preset", "model", "source", "rule", *_METHOD, *_OPTIONS)
+_TABLES = ("preset", "model", "source", "regions", "rule", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -278,9 +294,11 @@ def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
         model=dict(table.get("model", {})),
         accounted=bool(table.get("privacy")),
         sources=tuple(make_source(source, number) for number, source in enumerate(sources)),
+        division=division_of(table),
         stream=stream,
         table=table,
     )
+    _ = config.regions  # what is wrong of them is named before anything starts
     if method.waiting.share and config.samples.numbers is not None:
         raise ConfigError(
             "[waiting] is for samples whose label comes later, and targets are numbers: leave it "
@@ -360,6 +378,7 @@ def assemble(config: AgentConfig) -> Agent:
             slots,
             layout.sample_cells,
             decode,
+            config.regions,
         )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
         rules = _rules_over(config, index, store)
@@ -434,8 +453,7 @@ def _state_within(config: AgentConfig) -> int:
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
-    none = np.zeros(regions.count, dtype=np.int64)
+    none = np.zeros(config.regions.count, dtype=np.int64)
     return build_memory_store(config.method, none, config.samples.count)
 
 
@@ -472,7 +490,7 @@ def _make_device(
     draw_seed: int,
     rules: RuleBook | None = None,
 ) -> Device:
-    regions = regions_for(config.method.policy, config.samples.count, config.samples.numbers)
+    regions = config.regions
     return build_device(
         config.method,
         learner,

@@ -116,9 +116,12 @@ def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> N
             os.nice(configs[0].agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(*agents)))
-        ended = watch(lambda: all(agent.alive() for agent in agents))
-        stack.callback(ended.set)
-        started = threading.Barrier(len(agents), lambda: notify("READY=1"))
+
+        def tell_ready() -> None:
+            notify("READY=1")
+            stack.callback(watch(lambda: all(agent.alive() for agent in agents)).set)
+
+        started = threading.Barrier(len(agents), tell_ready)
         if len(agents) == 1:
             _run_stream(agents[0], stop, started, until_sources_end=until_sources_end)
         else:
@@ -269,14 +272,15 @@ def introduce(agent: Agent) -> None:
     config, geometry = agent.config, agent.store.file.geometry
     model = config.model.get("path") or config.model.get("name", "softmax")
     shape = " x ".join(map(str, config.samples.shape))
+    divided = "labels" if config.samples.numbers is None else "intervals"
     room, waits = agent.device.waiting, ""
     if room is not None:
         waits = f"; {room.slots} more may wait for their labels, {len(room)} do"
     log.info(
-        "policy %s (%s), model %s, samples of %s %s and %d labels; "
+        "policy %s (%s), model %s, samples of %s %s and %d %s; "
         "room for %d samples in %d bytes, %d each; %d stored%s",
         config.method.policy_name, config.preset, model, shape, config.samples.dtype,
-        config.samples.count, agent.device.capacity, geometry.size, geometry.cell_size,
+        config.samples.count, divided, agent.device.capacity, geometry.size, geometry.cell_size,
         len(agent.store), waits,
     )  # fmt: skip
     if agent.model_date.round < 0:

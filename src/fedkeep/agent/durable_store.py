@@ -26,6 +26,7 @@ from fedkeep.agent.record import (
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
+from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.rules.store import HELD, HeldSample, RuledStore
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
@@ -79,6 +80,7 @@ class DurableStore:
         capacity: int,
         sample_cells: int = 0,
         decode: Callable[[bytes], AnyArray] | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.file, self._index, self.codec = file, index, form.codec()
         self.ranks = index.ranks
@@ -106,7 +108,7 @@ class DurableStore:
         self._released: dict[int, bytes] = {}
         """The files of samples that waited and got their label, until they are offered."""
         self._targets, self._width = form.targets, form.target_width
-        self._capacity, self._discounts = capacity, form.discounts
+        self._capacity, self._discounts, self._regions = capacity, form.discounts, regions
         self._written: dict[str, tuple[int, bytes]] = {}
         """By an array's name, the number of its blob and a digest of its bytes."""
         self._ranks: State = {}
@@ -304,6 +306,15 @@ class DurableStore:
                     f"[samples] decoder as it was, or `fedkeep agent erase --id {name}`",
                 ) from None
         return x
+
+    @property
+    def staged_samples(self) -> int:
+        """How many samples the next commit has to write; of files, as if each were the longest."""
+        if self._decode is None:
+            return len(self.staged)
+        room = self.file.room
+        cells = sum(-(-(META_BYTES + len(row)) // room) for row, _ in self.staged.values())
+        return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
 
     @property
     def sample_bytes(self) -> int:
@@ -663,10 +674,9 @@ class DurableStore:
             if self._targets is not None:  # by the intervals of now, whatever they were
                 [label] = self._targets.assign(np.array([note.target])).tolist()
                 note = note._replace(label=label)
-            self.records[note.id] = note._replace(
-                region=note.label if self._index.regions > 1 else 0
-            )
+            self.records[note.id] = note
             self._samples[note.id] = row
+        self._divide()
         if self._decode is not None:
             self._files = self._samples | self._waiting_rows
             self._used_cells = sum(map(self._cells, self._files.values()))
@@ -674,6 +684,19 @@ class DurableStore:
         return {
             name: array for name, array in state.items() if not name.startswith((APART, _RANKS))
         }
+
+    def _divide(self) -> None:
+        """Note the region of each sample; the file does not hold it, for it follows from it."""
+        notes = list(self.records.values())
+        y = np.array([note.label for note in notes], dtype=np.int64)
+        found = y if self._index.regions > 1 else np.zeros(len(y), dtype=np.int64)
+        if not isinstance(self._regions, LabelRegions | TargetRegions | None) and notes:
+            rows = [self._samples[note.id] for note in notes]
+            x = self.codec.decode(rows) if self._decode is None else _decoded(self._decode, rows)
+            ids = np.array([note.id for note in notes], dtype=np.int64)
+            found = self._regions.assign(Batch(x, y, ids), None)
+        for note, region in zip(notes, found.tolist(), strict=True):
+            self.records[note.id] = note._replace(region=region)
 
     def commit(self, state: State | None, *, wipe: bool = False) -> None:
         """Write samples, ranks and `state` in one transaction; returns once it is on the disk.
@@ -782,6 +805,11 @@ def restore_codec(codec: SampleCodec, state: State, newest: dict[int | str, Blob
             "move the file away, and an agent begins a new one"
         )
     return bytes(kept.get(_SOURCES, b"")).decode(errors="replace").split("\n")
+
+
+def _decoded(decode: Callable[[bytes], AnyArray], rows: Sequence[bytes]) -> AnyArray:
+    """Return the features of payloads, (n, ...)."""
+    return np.stack([decode(row) for row in rows])
 
 
 def _digest(data: bytes) -> bytes:

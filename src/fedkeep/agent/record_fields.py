@@ -74,6 +74,8 @@ class FieldNames:
             raise ValueError("fields must name four different places")
         self._paths = {name: tuple(path.split(".")) for name, path in paths.items()}
         self._taken = frozenset(paths.values())
+        self._flat = tuple(paths.values()) if all(map(_is_name, paths.values())) else None
+        """The names, where none is a path."""
 
     def parse_json(self, line: bytes) -> Record | None:
         """Return the record of one JSON text; None if it is none, however deep, long or broken."""
@@ -84,7 +86,11 @@ class FieldNames:
 
     def take_texts(self, said: Mapping[str, str], payload: bytes) -> Record | None:
         """Return the record of a file, of which texts beside it say the rest."""
-        return self.take_file({name: typed(text) for name, text in said.items()}, payload)
+        table = {name: typed(text) for name, text in said.items()}
+        label = said.get(".".join(self._paths["y"]))
+        if label in ("true", "false"):  # which is a label's name here, and no flag
+            table[".".join(self._paths["y"])] = label
+        return self.take_file(table, payload)
 
     def take_file(self, said: Mapping[str, Any], payload: bytes, y: Any = None) -> Record | None:
         """Return the record of a file, of which a table beside it says the rest.
@@ -98,12 +104,15 @@ class FieldNames:
 
     def take(self, table: Mapping[str, Any]) -> Record | None:
         """Return the record of a table; None where it is neither a sample nor another's label."""
-        found = (_at(table, self._paths[name]) for name in NAMES)
-        x, y, id_, time = (None if value is _MISSING else value for value in found)
+        if self._flat is None:
+            found = [_at(table, self._paths[name]) for name in NAMES]
+            x, y, id_, time = (None if value is _MISSING else value for value in found)
+        else:
+            x, y, id_, time = map(table.get, self._flat)
         if not isinstance(x, list | str | bytes | None) or (x is None and None in (y, id_)):
             return None
         fields: dict[str, Scalar] = {}
-        if len(table) > 2:
+        if self._flat is None or len(table) > sum(map(table.__contains__, self._flat)):
             _collect(table, "", self._taken, fields, _DEEPEST)
         return Record(x, y, id_, time, fields)
 
@@ -169,6 +178,10 @@ def _at(table: Any, path: tuple[str, ...]) -> Any:
         else:
             return _MISSING
     return table
+
+
+def _is_name(path: str) -> bool:
+    return "." not in path
 
 
 def _is_short(value: Any) -> bool:

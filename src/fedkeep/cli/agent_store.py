@@ -41,6 +41,7 @@ from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.state import strip_prefix
 from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray
+from fedkeep.core.waiting import UNLABELLED
 from fedkeep.encoding import EncodingName
 from fedkeep.files import atomic_write, temp_path
 from fedkeep.protocol.printing import printable
@@ -48,7 +49,7 @@ from fedkeep.protocol.printing import printable
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
 _PAYS = 0.9
-_MOST_ALIKE = 10_000
+_MOST_ALIKE, _LONGEST_NAME = 10_000, 180
 _PRIVATE, _PRIVATE_FOLDER = 0o600, 0o700
 """What is exported is no more readable than the store."""
 
@@ -198,18 +199,21 @@ def show(file: File, key_file: KeyFile = None, key_env: KeyEnv = None, limit: Li
     console = Console()
     names = found.label.form.get("names", ())
     counts = Counter(note.label for note in found.notes)
+    named = "interval" if any(note.target for note in found.notes) else "label"
     console.print(
         ", ".join(
-            f"label {_plain(label_name(label, names))}: {count}"
+            f"{named} {_plain(label_name(label, names))}: {count}"
             for label, count in sorted(counts.items())
         )
         or "empty"
     )
-    table = Table("id", "label", "value", "uses", "stored at", "source")
+    target = "number" if named == "interval" else "label"
+    table = Table("id", target, "value", "uses", "stored at", "source")
     for note in reversed(found.notes[-limit:] if limit else []):
         table.add_row(
             _plain(note.name or str(note.id)),
-            _plain(label_name(note.label, names)),
+            ", ".join(f"{number:.6g}" for number in note.target)
+            or _plain(label_name(note.label, names)),
             f"{note.score:.4g}",
             str(note.uses),
             when(note.wall),
@@ -367,7 +371,9 @@ def _targets(notes: Sequence[SampleMetadata]) -> AnyArray:
 
 
 def label_name(label: int, labels: Sequence[str]) -> str:
-    """Return a label's name, or its number where it has none."""
+    """Return a label's name, or its number where it has none; a sample may wait for its label."""
+    if label == UNLABELLED:
+        return "unlabelled"
     return labels[label] if 0 <= label < len(labels) else str(label)
 
 
@@ -460,7 +466,7 @@ def open_new(path: Path) -> IO[bytes]:
 
 def _file_name(name: str) -> str:
     """Return a name from outside as one that a folder can hold, in it and nowhere else."""
-    quoted = quote(name, safe=" ")
+    quoted = quote(name, safe=" ")[:_LONGEST_NAME]
     return {"": "%", ".": "%2E", "..": "%2E%2E"}.get(quoted, quoted)
 
 
@@ -471,7 +477,7 @@ def when(time: float) -> str:
 
 def _summary(file: Path, found: Inspected) -> str:
     geometry, form = found.label.geometry, found.label.form
-    labels = len({note.label for note in found.notes})
+    labels = len({note.label for note in found.notes} - {UNLABELLED})
     what = (
         f"{len(found.notes)} files, {labels} labels"
         if found.payloads is not None

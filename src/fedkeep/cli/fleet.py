@@ -65,6 +65,7 @@ def status(folder: Folder) -> None:
         "server",
         "superlink",
         "page",
+        *(["twin"] if known.twin.exists() else []),
         *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
     ):
         typer.echo(f"{name:9} {_described(services.get(name))}")
@@ -129,11 +130,12 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.agent.assembly import read_config
     from fedkeep.config.agreement import agreement_of
     from fedkeep.core.errors import ConfigError
+    from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
     spec = check_specification(known.specification)
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
-    terms = agreement_of(spec, spec.regions.count, spec.samples.numbers)
+    terms = agreement_of(spec, region_term(spec.regions), spec.samples.numbers)
     wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}
     wanted |= {"samples.targets": spec.samples.targets, "samples.edges": spec.samples.edges}
     wanted |= {"model": spec.model}
@@ -147,7 +149,7 @@ def _require_startable(known: "FirstFleet") -> None:
         has = {"samples.shape": config.samples.shape, "samples.labels": config.samples.count}
         has |= {"samples.targets": config.samples.targets, "samples.edges": config.samples.edges}
         has |= {"model": config.model}
-        own = agreement_of(config.method, spec.regions.count, config.samples.numbers)
+        own = agreement_of(config.method, region_term(config.regions), config.samples.numbers)
         for ours, theirs in ((wanted, has), (terms, own)):
             for key in sorted(ours.keys() | theirs.keys()):
                 if ours.get(key) != theirs.get(key):

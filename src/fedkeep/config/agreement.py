@@ -30,7 +30,7 @@ DEFAULTS: dict[str, str] = {
 
 
 def agreement_of(
-    method: MethodConfig, regions: int, targets: NumberTargets | None = None
+    method: MethodConfig, regions: int | str, targets: NumberTargets | None = None
 ) -> dict[str, str]:
     """List the terms of a method that server and devices must have alike.
 
@@ -38,8 +38,8 @@ def agreement_of(
     ----------
     method : MethodConfig
         A fleet's or a device's method.
-    regions : int
-        The number of regions that a plan divides.
+    regions : int or str
+        The number of regions that a plan divides, or what `region_term` says of them.
     targets : NumberTargets, optional
         What targets look like that are numbers; None: they are labels.
 

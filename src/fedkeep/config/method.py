@@ -1,5 +1,6 @@
 """The method: all that a fleet does, without its data; with the form of its samples, a fleet."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -7,7 +8,13 @@ from typing import Any, Literal
 
 from fedkeep.config.aliases import current
 from fedkeep.config.method_components import REGIONS, find_policy
-from fedkeep.config.options import EstimatorOptions, StorageOptions, TrainOptions, learner_of
+from fedkeep.config.options import (
+    EstimatorOptions,
+    RegionOptions,
+    StorageOptions,
+    TrainOptions,
+    learner_of,
+)
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY, experiment_tables
 from fedkeep.core.aggregation import AGGREGATORS, Aggregator
 from fedkeep.core.errors import ConfigError
@@ -51,9 +58,10 @@ _OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 METHOD_KEYS = frozenset(
     {"model", "policy", "coordinator", "aggregation", "seed", "preset", "rule", *METHOD_TABLES}
 )
+_REGION_TABLES: dict[str, type[Any]] = {"regions": RegionOptions}
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
 """Tables that say how a fleet is run, and not what it does; whoever runs it reads them."""
-FLEET_KEYS = METHOD_KEYS | {"samples", *DEPLOYMENT_KEYS}
+FLEET_KEYS = METHOD_KEYS | {"samples", "regions", *DEPLOYMENT_KEYS}
 _DEVICE_KEYS: dict[str, frozenset[str]] = {
     "storage": frozenset(field.name for field in fields(StorageOptions)),
     "waiting": frozenset(field.name for field in fields(WaitingOptions)),
@@ -234,6 +242,8 @@ class FleetSpec(Method):
 
     samples: Samples
     preset: str
+    division: RegionOptions | Regions
+    """How the distribution is divided: by label, or around centroids."""
     deployment: Mapping[str, Table]
     """The tables of `DEPLOYMENT_KEYS`, as they stand."""
 
@@ -247,9 +257,11 @@ class FleetSpec(Method):
     def regions(self) -> Regions:
         """What the plan divides among the devices."""
         divided = self.policy.balanced or self.names["coordinator"] != "none"
-        if divided and self.samples.numbers is not None:
-            return TargetRegions(self.samples.numbers)
-        return LabelRegions(self.samples.count if divided else 1)
+        samples = self.samples
+        own: Regions = LabelRegions(samples.count if divided else 1)
+        if divided and samples.numbers is not None:
+            own = TargetRegions(samples.numbers)
+        return deployed_regions(self.division, own, samples.shape)
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -266,6 +278,36 @@ class FleetSpec(Method):
 
 _FLEET_DEFAULTS: Table = {"estimator": {"name": "round-mean"}}
 """Where a server that is to scale differs from an experiment: it keeps no vector of any device."""
+
+
+def division_of(table: Table) -> RegionOptions | Regions:
+    """Read the table `regions` of a fleet or of an agent."""
+    division: RegionOptions | Regions = parts_of(_REGION_TABLES, table)[0]["regions"]
+    return division
+
+
+def deployed_regions(
+    division: RegionOptions | Regions, own: Regions, shape: tuple[int, ...]
+) -> Regions:
+    """Return the regions of a fleet, the same on server and devices.
+
+    Parameters
+    ----------
+    division : RegionOptions or Regions
+        What `division_of` read.
+    own : Regions
+        What the fleet divides by where nothing else is asked: labels, intervals of numbers, or
+        one region where nobody divides slots.
+    shape : tuple of int
+        The shape of a sample.
+    """
+    if isinstance(division, RegionOptions):
+        return own
+    if own.count == 1:
+        raise ConfigError("'regions' divides slots, and neither policy nor coordinator does")
+    deployed = getattr(division, "deployed", None)
+    regions: Regions = division if deployed is None else deployed(math.prod(shape))
+    return regions
 
 
 def parse_fleet(table: Table) -> FleetSpec:
@@ -290,6 +332,7 @@ def parse_fleet(table: Table) -> FleetSpec:
     spec = FleetSpec(
         samples=build(Samples, table_of(table, "samples"), "samples"),
         preset=str(table.get("preset", DEFAULT)),
+        division=division_of(table),
         deployment={key: dict(table_of(table, key)) for key in DEPLOYMENT_KEYS},
         **method,
     )
@@ -297,6 +340,7 @@ def parse_fleet(table: Table) -> FleetSpec:
         raise ConfigError(
             "estimator 'exact' needs all devices' data in one place: it is for `fedkeep run` only"
         )
+    _ = spec.regions  # what is wrong of them is named before anything starts
     if spec.policy.unbounded:
         raise ConfigError(
             f"policy '{spec.names['policy']}' keeps everything: it is for `fedkeep run` only"

@@ -45,7 +45,8 @@ class StorageOptions(StoreRules):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.capacity, int):
-            check_range(self, "capacity", least=1, most=_LARGEST)
+            check_range(self, "capacity", least=1)
+            check_range(self, "capacity", most=_LARGEST)
         elif not self.capacity or min(self.capacity) < 1:
             raise ValueError(f"capacity must be 1 or more for each device, got {self.capacity}")
         check_range(self, "capacity_spread", least=0, below=math.inf)
@@ -139,7 +140,8 @@ class TrainOptions(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "rounds", least=1, most=_LARGEST)
+        check_range(self, "rounds", least=1)
+        check_range(self, "rounds", most=_LARGEST)
         check_range(self, "participation", above=0, most=1)
         check_range(self, "dropout", least=0, below=1)
 

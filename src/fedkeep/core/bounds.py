@@ -29,6 +29,8 @@ def check_range(
         must = f"be a finite number {lower}"
     elif below is None and most == inf:
         must = f"be {least} or more" if isfinite(least) else f"be {lower}"
+    elif below is None and least == above == -inf:
+        must = f"be {upper}"
     elif below is None and isfinite(least):
         must = f"be between {least} and {most}"
     for name in names:

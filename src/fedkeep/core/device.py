@@ -218,6 +218,8 @@ class Device:
         """The round in which the device last took part."""
         self._declared: FloatArray | None = None
         self.waiting, self.rules = waiting, rules
+        self.logits: Callable[[Vector, AnyArray], AnyArray] | None = None
+        """What gives class scores from a model and samples, where that is not the learner."""
         self.entering: Callable[[IntArray], None] = lambda _: None
         """Called with the ids of samples whose gradients enter the sum of arrivals."""
         self._time = 0.0
@@ -285,9 +287,16 @@ class Device:
 
     def predict(self, x: AnyArray) -> FloatArray | None:
         """Give the probability of each label under the present model, if the waiting room asks."""
-        if self.model is None or not len(x) or self.waiting is None or not self.waiting.predicts:
+        if self.waiting is None or not self.waiting.predicts:
             return None
-        logits = np.asarray(self.learner.logits(self.model, x), dtype=np.float64)
+        return self._probabilities(x)
+
+    def _probabilities(self, x: AnyArray) -> FloatArray | None:
+        """Give the probability of each label under the present model; None where there is none."""
+        if self.model is None or not len(x) or self._targets is not None:
+            return None
+        logits_of = self.logits or self.learner.logits
+        logits = np.asarray(logits_of(self.model, x), dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             return np.asarray(scores / scores.sum(axis=1, keepdims=True))
@@ -408,7 +417,7 @@ class Device:
 
         @cache
         def predicted() -> FloatArray:
-            found = self.predict(batch.x)
+            found = self._probabilities(batch.x)
             return np.full((len(batch), 1), np.nan) if found is None else found
 
         def most_likely() -> FloatArray:

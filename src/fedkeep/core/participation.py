@@ -169,7 +169,8 @@ class Participation:
         step *= np.float32(self.order.local.learning_rate)
         model = self.order.model
         if len(step) == len(model):
-            return np.subtract(model, step, out=step)
+            np.subtract(model, step, out=step)
+            return step
         model = model.copy()
         model[len(model) - len(step) :] -= step
         return model

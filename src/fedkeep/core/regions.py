@@ -49,6 +49,15 @@ class TargetRegions:
         return self.targets.assign(batch.y)
 
 
+def region_term(regions: Regions) -> str:
+    """Describe regions in a word that server and devices must have alike.
+
+    >>> region_term(LabelRegions(10))
+    '10'
+    """
+    return str(getattr(regions, "term", regions.count))
+
+
 def regions_for(
     policy: SelectionPolicy, labels: int, targets: NumberTargets | None = None
 ) -> Regions:

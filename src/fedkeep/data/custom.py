@@ -244,7 +244,9 @@ def checked_features(table: SampleTable) -> AnyArray:
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and named below
         x = np.ascontiguousarray(table.x, dtype=np.float32)
     bad = np.asarray(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
-    reason = f"a feature is missing, NaN, infinite or above 3e38 ({bad.sum()} such samples)"
+    reason = (
+        f"a feature is missing, NaN or infinite ({bad.sum()} such samples; float32 ends at 3e38)"
+    )
     table.reject(bad, f"{reason}; fill in or drop them")
     return x
 
@@ -414,7 +416,7 @@ def numbers_of(table: SampleTable) -> FloatArray:
     """
     labels = np.asarray(table.labels)
     try:
-        found = labels.astype(np.float64)
+        found = np.array(labels.tolist(), dtype=np.float64)  # of objects, rows become columns
     except (TypeError, ValueError):
         found = _numbers(table.origin, "label", labels.reshape(-1), table.row_name)
     if found.ndim not in (1, 2) or (found.ndim == 2 and not found.shape[1]):

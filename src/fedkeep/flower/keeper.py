@@ -661,6 +661,7 @@ class Keeper:
             encoding = method.gist.encoding if method.gist.kept else "float32"
             self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
         device.entering = self._release.see
+        device.logits = model.learner.logits_of
         return device
 
     def _step_correction(
@@ -792,6 +793,11 @@ def _screened(
     edges: tuple[float, ...],
 ) -> tuple[AnyArray, list[str | None]]:
     """Find the region of each sample, and why one does not count; None where it does."""
+    if stream.labels > 1 and not edges and targets.ndim > 1:
+        raise ConfigError(
+            f"a target has {targets.shape[1]} numbers, and labels={stream.labels} says that it is "
+            "one label: leave labels= out, and samples are kept whatever their targets are"
+        )
     labels, known = _known_labels(stream, targets, edges)
     reasons: list[str | None] = []
     for leaves, is_known in zip(samples, known.tolist(), strict=True):

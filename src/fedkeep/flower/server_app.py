@@ -24,6 +24,7 @@ from fedkeep.config.options import MetricsOptions
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.aggregation import Aggregator
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.regions import region_term
 from fedkeep.core.registry import did_you_mean
 from fedkeep.core.server import Server
 from fedkeep.core.types import Vector
@@ -134,7 +135,7 @@ def open_fleet(run_config: UserConfig) -> FedkeepStrategy:
         spec.server(),
         run_config,
         header_of(spec),
-        agreement=agreement_of(spec, spec.regions.count, spec.samples.numbers),
+        agreement=agreement_of(spec, region_term(spec.regions), spec.samples.numbers),
         specification=fixed_terms(spec),
         participation=spec.train.participation,
     )
@@ -154,7 +155,7 @@ def fixed_terms(spec: FleetSpec) -> dict[str, str]:
         **_terms_of_numbers(spec),
         **model,
         "parameters": str(spec.learner.size),
-        **agreement_of(spec, spec.regions.count, spec.samples.numbers),
+        **agreement_of(spec, region_term(spec.regions), spec.samples.numbers),
     }
 
 

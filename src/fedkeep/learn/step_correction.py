@@ -22,12 +22,10 @@ from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Vector
 from fedkeep.learn.backends import Layout
 from fedkeep.learn.objective import as_tensor
-from fedkeep.learn.user_model import mixing_layers
+from fedkeep.learn.user_model import mixing_layers, plain_name
 
 log = logging.getLogger("fedkeep.flower")
 
-_WRAPPERS = ("module.", "_orig_mod.", "_module.")
-"""What wrappers put before a parameter's name: DistributedDataParallel, torch.compile, Opacus."""
 _UNIT = 0.5
 """By how much, relative to 1, a loop's unit may differ from the declared loss's unnoticed."""
 _SPREADS = 3.0
@@ -150,7 +148,8 @@ class StepCorrection:
                 "keeper.correct takes the module and its torch optimizer, as in "
                 f"keeper.correct(net, optimizer); this is a {type(optimizer).__name__}"
             )
-        named = {_plain(name): p for name, p in module.named_parameters()}
+        known = dict(module.named_parameters())
+        named = {plain_name(name): p for name, p in known.items()} | known
         for name, shape in zip(self._layout.names, self._layout.shapes, strict=True):
             if name not in named or tuple(named[name].shape) != shape:
                 found = "is not there" if name not in named else f"is {tuple(named[name].shape)}"
@@ -244,13 +243,6 @@ class StepCorrection:
         """Tell how much of it this step takes: it goes on fading at the rate last seen."""
         step, slope = self._known
         return 1.0 if step == 0 else float(slope ** ((self.steps - 1) / step))
-
-
-def _plain(name: str) -> str:
-    """Take what wrappers put before a parameter's name away."""
-    while name.startswith(_WRAPPERS):
-        name = name.partition(".")[2]
-    return name
 
 
 def _length(gradients: Sequence[Tensor]) -> float:

@@ -208,13 +208,17 @@ class TorchLearner:
 
     def logits(self, model: Vector, x: AnyArray) -> AnyArray:
         """Compute the module's outputs, (n, outputs)."""
-        network, objective = self._network, self._network.objective
+        network = self._network
         with network.loaded(model, frozen=False):
-            if objective.pool is not None:  # samples are numbers of what lies there
-                return objective.outputs_of(network.module, x).numpy()
             return torch.cat(
                 [network.module(part) for part in torch.split(as_tensor(x), CHUNK)]
             ).numpy()
+
+    def logits_of(self, model: Vector, numbers: AnyArray) -> AnyArray:
+        """Compute the outputs for samples of the objective's pool, by their numbers, (n, 1)."""
+        network = self._network
+        with network.loaded(model, frozen=False):
+            return network.objective.outputs_of(network.module, numbers).numpy()
 
 
 @dataclass(frozen=True)

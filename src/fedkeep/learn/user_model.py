@@ -22,8 +22,12 @@ from fedkeep.learn.objective import Loss, Objective
 from fedkeep.learn.samples import SamplePool
 from fedkeep.learn.torch_learner import TorchLearner
 
+_SPREAD = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _TOLERANCE = 2e-3
 """Largest relative difference between a measured gradient and autograd's."""
+
+_WRAPPERS = ("module.", "_orig_mod.", "_module.")
+"""What wrappers put before a parameter's name: DistributedDataParallel, torch.compile, Opacus."""
 
 
 class UserModel:
@@ -87,6 +91,7 @@ class UserModel:
         own = self._reference.state_dict()
         if len(named) == len(own) and all(name.isdecimal() for name in named):
             named = dict(zip(own, named.values(), strict=True))
+        named = {plain_name(name): array for name, array in named.items()} | dict(named)
         parts = []
         for name, shape in zip(self.learner.layout.names, self.learner.layout.shapes, strict=True):
             if name not in named:
@@ -116,10 +121,7 @@ class UserModel:
         losses = np.array([loss for loss, _ in alone])
         together = self._losses(batch)
         if not np.allclose(together, losses, rtol=_TOLERANCE, atol=_TOLERANCE):
-            raise ConfigError(
-                f"layer '{self._mixing_layer(batch)}' mixes the samples of a batch, so no sample "
-                "has a gradient of its own: replace it, for instance by LayerNorm or GroupNorm"
-            )
+            raise ConfigError(self._mixing_words(batch))
         measured = self.learner.probe(model).measure(batch)
         gradients = [of_one for _, of_one in alone]
         valued = len(measured.mean_gradient())
@@ -147,7 +149,21 @@ class UserModel:
             )
 
     def _made(self, model: Any) -> nn.Module:
-        return without_statistics(self._materialised(make_module(model)))
+        made = without_statistics(self._materialised(make_module(model)))
+        sparse = [name for name, part in made.named_modules() if getattr(part, "sparse", False)]
+        if sparse:
+            raise ConfigError(
+                f"layer '{sparse[0]}' makes sparse gradients, which no gist can correct: make it "
+                "with sparse=False"
+            )
+        for name, parameter in made.named_parameters():
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                raise ConfigError(
+                    f"parameter '{name}' is of {str(parameter.dtype).removeprefix('torch.')}, and "
+                    "the keeper measures in float32: give it a function that makes the module in "
+                    "float32, as in lambda: Net().float(); the one you train may stay as it is"
+                )
+        return made
 
     def _materialised(self, module: nn.Module) -> nn.Module:
         """Give lazy layers their shapes by the example."""
@@ -220,20 +236,19 @@ class UserModel:
         with torch.no_grad():
             return objective.losses(module, x, y).cpu().numpy()
 
-    def _mixing_layer(self, batch: Batch) -> str:
-        """Find the first layer whose output for a sample depends on the others of its batch."""
-        outputs: dict[str, list[Tensor]] = {}
+    def _mixing_words(self, batch: Batch) -> str:
+        """Say where a sample's loss begins to depend on the others of its batch."""
+        module, objective = self._reference.eval(), self._objective
+        seen: dict[str, list[tuple[Tensor | None, Tensor]]] = {}
 
         def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def hook(_: nn.Module, __: Any, output: Any) -> None:
-                if isinstance(output, Tensor):
-                    outputs.setdefault(name, []).append(output.detach())
+            def hook(_: nn.Module, given: Any, output: Any) -> None:
+                if (result := _first_tensor(output)) is not None:
+                    seen.setdefault(name, []).append((_first_tensor(given), result))
 
             return hook
 
-        module, objective = self._reference.eval(), self._objective
-        leaves = {name: m for name, m in module.named_modules() if not list(m.children())}
-        handles = [part.register_forward_hook(note(name)) for name, part in leaves.items()]
+        handles = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
         device = next(module.parameters()).device
         for part in (batch, batch.take(slice(0, 1))):
             x, _ = objective.read(objective.dense(part), device)
@@ -241,10 +256,39 @@ class UserModel:
                 objective.outputs(module, x)
         for handle in handles:
             handle.remove()
-        for name, (together, *rest) in outputs.items():
-            if rest and not torch.allclose(together[:1], rest[-1][:1], rtol=1e-3, atol=1e-4):
-                return name
-        return type(module).__name__
+        differing = [
+            (name, _same(together[0], alone[0]))
+            for name, (together, *_, alone) in seen.items()
+            if not _same(together[1], alone[1])
+        ]
+        if not differing:
+            return (
+                "the loss compares the samples of a batch with each other, so no sample has a loss "
+                "of its own: give the keeper the part that is of each sample alone"
+            )
+        name, by_itself = differing[0]
+        what = f"layer '{name}'" if name else "the model"
+        if not by_itself and name:
+            what = f"what the model does before layer '{name}'"
+        return (
+            f"{what} mixes the samples of a batch, so no sample has a gradient of its own: replace "
+            "it, for instance by LayerNorm or GroupNorm, or put the samples first (batch_first)"
+        )
+
+
+def _first_tensor(given: Any) -> Tensor | None:
+    """Find the tensor of a layer's inputs or outputs that all others go with."""
+    if isinstance(given, tuple | list) and given:
+        return _first_tensor(given[0])
+    return given.detach() if isinstance(given, Tensor) else None
+
+
+def _same(together: Tensor | None, alone: Tensor | None) -> bool:
+    """Say whether the first sample looks the same in a batch and alone."""
+    if together is None or alone is None:
+        return True
+    first, own = together[:1].double(), alone[:1].double()
+    return first.shape == own.shape and torch.allclose(first, own, rtol=1e-3, atol=1e-4)
 
 
 def make_module(model: Any) -> nn.Module:
@@ -257,7 +301,9 @@ def make_module(model: Any) -> nn.Module:
     """
     if isinstance(model, nn.Module):
         try:
-            return deepcopy(model)
+            return deepcopy(_unwrapped(model))
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(
                 f"this {type(model).__name__} cannot be copied ({where(error)}): give the keeper "
@@ -283,7 +329,35 @@ def make_module(model: Any) -> nn.Module:
             raise ConfigError(f"{named} raised {where(error)}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{named} must make a torch.nn.Module, it made {type(module).__name__}")
+    return _unwrapped(module)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Take out of its wrappers what is compiled, or spread over devices; refuse what is scripted.
+
+    Samples are measured one by one, to which compiled code and replicas are in the way.
+    """
+    while (inner := getattr(module, "_orig_mod", getattr(module, "module", None))) is not None:
+        if not isinstance(module, _SPREAD) and not hasattr(module, "_orig_mod"):
+            break
+        module = inner
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            "a module of torch.jit cannot be measured sample by sample: give the keeper the module "
+            "that it was scripted or traced from; the one you train may stay as it is"
+        )
     return module
+
+
+def plain_name(name: str) -> str:
+    """Take what wrappers put before a parameter's name away.
+
+    >>> plain_name("module._orig_mod.head.weight")
+    'head.weight'
+    """
+    while name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
 
 
 def mixing_layers(module: nn.Module) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedkeep.core.gist import GistFigures
 from fedkeep.core.planning.plan import Plan
+from fedkeep.core.targets import WORST_R2
 from fedkeep.records.lines import Evaluation, GistLine, PlanLine
 from fedkeep.records.runs import Run
 
@@ -432,6 +433,8 @@ def ratio(curves: _Curves, base: str, base_curves: _Curves) -> Ratio:
     paired, logs = sorted(curves.keys() & base_curves.keys()), []
     for seed in paired:
         target = late_accuracy(base_curves[seed])
+        if target <= WORST_R2:
+            continue  # a base that is as bad as can be sets no target
         own, others = rounds_to(curves[seed], target), rounds_to(base_curves[seed], target)
         if own is not None and others is not None:
             logs.append(math.log(others / own))
@@ -537,7 +540,9 @@ def _unconverged(groups: Mapping[_Key, Mapping[int, Run]]) -> Iterator[str]:
                 rising.setdefault((task, setting), []).append(f"{method} (+{100 * gain:.1f})")
     for (task, setting), methods in rising.items():
         where = f"{task}, {setting}" if setting else task
+        first = next(run for key, runs in groups.items() if key[0] == task for run in runs.values())
+        measure = "R2" if first.header.measure == "r2" else "the accuracy"
         yield (
-            f"{where}: not converged, the accuracy still rose by more than a point over the last "
+            f"{where}: not converged, {measure} still rose by more than a point over the last "
             f"fifth of the run: {', '.join(methods)}; train longer or raise train.learning_rate"
         )

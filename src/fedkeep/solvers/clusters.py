@@ -5,12 +5,13 @@ The devices agree on clusters without a sample leaving any of them: centroids an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 
 from fedkeep.core.bounds import check_range
-from fedkeep.core.errors import optional_import
+from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.protocols import GradientProbe, PerSampleGradients
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import AnyArray, Batch, FloatArray, IntArray
@@ -63,6 +64,43 @@ class Clusters:
             raise ValueError(
                 "centroids must be finite numbers, one row for each of at least one region"
             )
+
+    @property
+    def term(self) -> str:
+        """The number of regions and a digest of the centroids: alike on server and devices."""
+        rounded = np.array(self.centroids or [[]], dtype=np.float64).round(9)
+        digest = blake2b(rounded.tobytes(), digest_size=6).hexdigest()
+        return f"{self.count} around centroids {digest}"
+
+    def deployed(self, features: int) -> Self:
+        """Return the regions of a fleet, whose tables bring the centroids.
+
+        Parameters
+        ----------
+        features : int
+            The numbers in a sample.
+
+        Raises
+        ------
+        ConfigError
+            If there are no centroids, or none for samples of this form.
+        """
+        if self.space != "features":
+            raise ConfigError(
+                "'regions.space' must be \"features\" in a fleet: activations move with the model"
+            )
+        if self.centroids is None:
+            raise ConfigError(
+                "'regions.centroids' is missing: a fleet's devices use the same ones, which "
+                "summarise and merge of the class find (docs/flower.md)"
+            )
+        widths = {len(centroid) for centroid in self.centroids}
+        if widths != {features}:
+            raise ConfigError(
+                f"'regions.centroids' must have {features} numbers each, as many as a sample, "
+                f"got {', '.join(map(str, sorted(widths)))}"
+            )
+        return replace(self, count=len(self.centroids))
 
     def agree(self, data: "Federation", probe: GradientProbe, seed: int) -> Self:
         """Find the regions that all devices of a simulated fleet will use.

@@ -81,7 +81,7 @@ class DevicePane {
       "tr",
       {},
       make("td", { class: "sample" }, image, make("span", {}, `#${slot.id}`)),
-      make("td", {}, label),
+      make("td", {}, slot.target == null ? label : `${formatNumber(slot.target)} (${label})`),
       make("td", {}, make("span", { class: "value", title: `key ${formatNumber(slot.score)}` }, bar, value)),
       make("td", { class: "number" }, formatCount(slot.age)),
       make("td", { class: "number" }, `${slot.uses ?? 0}×`),

@@ -2,6 +2,8 @@
 // A real fleet, first on the page: how far it is, what is wrong, who is there, and what each device holds.
 
 const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Trouble"];
+/** What stands for labels and accuracy where targets are numbers. */
+const NUMBER_HEADS = { Labels: "Intervals", Accuracy: "R2" };
 
 function drawMembers(view, troubles) {
   byId("members-section").hidden = !view.members.length && !troubles.length;
@@ -12,7 +14,8 @@ function drawMembers(view, troubles) {
   const all = [...troubles, ...refusedMembers(view).map((member) => `${member.name}: ${member.refused}`)];
   byId("troubles").replaceChildren(...all.map((words) => make("li", { class: "warning" }, words)));
   byId("troubles").hidden = !all.length;
-  const heads = MEMBER_HEADS.map((head) => make("th", { scope: "col" }, head));
+  const named = (head) => (view.measure === "r2" && Object.hasOwn(NUMBER_HEADS, head) ? NUMBER_HEADS[head] : head);
+  const heads = MEMBER_HEADS.map((head) => make("th", { scope: "col" }, named(head)));
   const rows = view.members.map((member) => memberRow(member, view.labels.length));
   byId("members-table").replaceChildren(
     make("table", {}, make("thead", {}, make("tr", {}, heads)), make("tbody", {}, rows)),
@@ -30,7 +33,7 @@ function fleetTiles(view, online, troubles) {
   const change = before == null ? "so far" : `${formatPoints(last(accuracy) - before)} points over ten evaluations`;
   const wrong = troubles.length + refusedMembers(view).length;
   return [
-    tile("Accuracy", formatPercent(last(accuracy)), change),
+    tile(measureName(view.measure === "r2"), formatPercent(last(accuracy)), change),
     tile("Trouble", wrong ? formatCount(wrong) : "none", wrong ? "listed below" : "all is as it should be"),
     tile("Round", formatCount(view.round), stateOf(view)),
     tile("Devices", `${online} of ${view.members.length}`, "online"),

@@ -134,7 +134,7 @@ class Overview {
       "Best",
       `Mean ${measure}`,
       ...errors.map((name) => name.toUpperCase()),
-      `Final against ${state.against}`,
+      this.numbers ? `Against ${state.against}` : `Final against ${state.against}`,
       "Verdict",
       "Speedup",
       "Seeds",

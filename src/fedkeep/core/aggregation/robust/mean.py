@@ -18,6 +18,8 @@ from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _LENGTH_RATIO = 2.0
 """An update counts towards the length of the step with at most so many times the usual length."""
+_GRADIENT_REPUTATION = 0.5
+"""Under `strict_gradients` the local gradient of whoever counts less than this does not count."""
 
 
 @aggregation("robust")
@@ -37,6 +39,12 @@ class RobustMean(Aggregator):
     Learning?, 2019; Karimireddy et al., Learning from History for Byzantine Robust Optimization,
     2021.
     """
+
+    strict_gradients: bool = False
+    """Whether a local gradient or gist counts only where it agrees with its device's update about
+    as well as those of the others do, and the device with the fleet. It stops attackers who know
+    the rule from steering the fleet by gists that agree with their updates just enough; a device
+    with news may lose its gist by it."""
 
     requires_limits = True
     verifies_gradients = True
@@ -59,7 +67,9 @@ class RobustMean(Aggregator):
         senders = [reports[device] for device in devices]
         updates = UpdateRows.of(model, senders)
 
-        inconsistent = inconsistent_gradients(senders, updates, statistics.gradient_layout)
+        inconsistent = inconsistent_gradients(
+            senders, updates, statistics.gradient_layout, strict=self.strict_gradients
+        )
 
         lengths = updates.norms()
         usual = statistics.median_length(lengths.tolist())
@@ -72,7 +82,10 @@ class RobustMean(Aggregator):
             out = np.zeros_like(out)  # they differ from earlier rounds alone
         weights[out] = 0.0
 
-        weights *= reputation_weights(devices, statistics)
+        reputation = reputation_weights(devices, statistics)
+        weights *= reputation
+        if self.strict_gradients:
+            inconsistent |= reputation < _GRADIENT_REPUTATION
 
         scale = _length_preserving_scale(weights, kept, np.minimum(lengths, _LENGTH_RATIO * usual))
         if weights.any():  # a round of nobody but those that conflict says nothing of the direction

@@ -11,7 +11,11 @@ from fedkeep.core.types import BoolArray, Report
 
 
 def inconsistent_gradients(
-    reports: Sequence[Report], updates: UpdateRows, layout: GradientLayout | None = None
+    reports: Sequence[Report],
+    updates: UpdateRows,
+    layout: GradientLayout | None = None,
+    *,
+    strict: bool = False,
 ) -> BoolArray:
     """Find the local gradients that their devices' own updates contradict.
 
@@ -26,6 +30,9 @@ def inconsistent_gradients(
         Their updates, (n, P); a gradient is of the last parameters.
     layout : GradientLayout, optional
         How the gradients are represented, if not number by number: updates are compared in it.
+    strict : bool
+        Whether a gradient that agrees with its update counts no more where it agrees far less than
+        those of the others.
 
     Returns
     -------
@@ -44,6 +51,8 @@ def inconsistent_gradients(
                 lengths = float(np.linalg.norm(valued)) * float(np.linalg.norm(gradient))
                 cosines[row] = -float(valued @ gradient) / max(lengths, 1e-30)
     known = cosines[~np.isnan(cosines)]
-    slack = min(lower_bound(known, CONFLICT_DEVIATIONS), 0.0) if len(known) else 0.0
-    below: BoolArray = np.less(cosines, slack)  # False where there is no gradient
+    least = lower_bound(known, CONFLICT_DEVIATIONS) if len(known) else 0.0
+    below: BoolArray = np.less(
+        cosines, least if strict else min(least, 0.0)
+    )  # False where there is no gradient
     return below

@@ -1,0 +1,203 @@
+"""Verdicts in README and pages, made from the results: no word of them is typed.
+
+A method of the paper came back on a task where the 95 % interval of its lead over FIFO lies on the
+paper's side of 0, and did not where it lies on the other side; else it is undecided.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeep.config.experiment import expand, override, read_experiment
+from fedkeep.core.errors import FedkeepError
+from lab.blocks import sheet
+from lab.curves import ExperimentSummary
+from lab.findings import Interval, in_words
+from lab.results import Paper, Results, verdicts
+
+PAPER_TASKS = ("st", "ic", "har", "tc")
+_PRINTED = {
+    "high-loss": "HL",
+    "gradient-norm": "GN",
+    "fedbalancer": "FB",
+    "sld": "SLD",
+    "ode-exact": "ODE-Exact",
+    "ode-est": "ODE-Est",
+    "full-data": "FD",
+}
+"""The methods of the paper's Table 2 that are compared with FIFO."""
+_PARTS = {
+    "global estimator: participants' mean over Eq. 8": (
+        "table2",
+        "ode-est-participants",
+        "ode-est",
+    ),
+    "weights by client and label, over label weights alone": (
+        "table2",
+        "ode-est-client-label",
+        "ode-est",
+    ),
+    "exact gradient and present model, over Eq. 8": ("table2", "ode-exact", "ode-est"),
+    "last layer alone, over all layers": ("table2", "ode-simplified", "ode-est"),
+    "filled devices, over the literal plan": ("table2", "ode-est", "ode-est-idle"),
+    "our default, over ODE-Est": ("table2", "default", "ode-est"),
+}
+"""What a part gives: a folder of experiments, and two methods of it."""
+
+
+def is_outdated(summary: ExperimentSummary, experiments: Path) -> bool:
+    """Whether no run of a summary is one of its experiment file as that is now."""
+    path = experiments / f"{summary.experiment}.toml"
+    try:
+        cells = expand(override(read_experiment(path), list(summary.changed)))
+    except FedkeepError:
+        return True
+    present = {cell.experiment.digest() for cell in cells}
+    return not any(curve.config_hash in present for curve in summary.curves)
+
+
+def came_back(ours: Results, paper: Paper, task: str) -> dict[str, list[str]]:
+    """The paper's methods on a task by what became of their sign; empty without runs."""
+    found: dict[str, list[str]] = {"came back": [], "undecided": [], "did not": []}
+    name, base = f"table2/{task}", paper.of("table2", "accuracy", task, "fifo")
+    if name not in ours.summaries or base is None:
+        return {}
+    for method, title in _PRINTED.items():
+        printed = paper.of("table2", "accuracy", task, method)
+        margin = ours.margin(name, method, "fifo")
+        if printed is None or margin is None or printed == base:
+            continue
+        side = margin.ahead
+        verdict = "came back" if side is (printed > base) else "did not"
+        found["undecided" if side is None else verdict].append(title)
+    return found
+
+
+def came_back_table(experiments: Path, results: Path) -> str:
+    """Which signs of Table 2 came back, by task."""
+    paper = Paper(experiments / "paper.toml")
+    ours = Results(results, paper)
+    rows, counts = [], Counter[str]()
+    for task in PAPER_TASKS:
+        found = came_back(ours, paper, task)
+        if not found:
+            rows.append((task.upper(), "not run", "", ""))
+            continue
+        outdated = is_outdated(ours.summaries[f"table2/{task}"], experiments)
+        counts.update({verdict: len(methods) for verdict, methods in found.items()})
+        title = task.upper() + (" (earlier settings)" if outdated else "")
+        rows.append((title, *(", ".join(methods) or "none" for methods in found.values())))
+    words = Counter(word for word, _ in verdicts(ours).values())
+    signs = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    claims = ", ".join(f"{count} {word}" for word, count in words.most_common())
+    table = sheet(("row", "came back", "undecided", "did not"), rows, numbers=False)
+    return f"{table}\n\nSigns: {signs or 'none yet'}. Claims of the paper: {claims}."
+
+
+def status_table(experiments: Path, results: Path) -> str:
+    """Which rows of Table 2 are of the present settings."""
+    ours = Results(results, Paper(experiments / "paper.toml"))
+    groups: dict[str, list[str]] = {"not run": [], "of earlier settings": [], "present": []}
+    for task in PAPER_TASKS:
+        summary = ours.summaries.get(f"table2/{task}")
+        outdated = summary is not None and is_outdated(summary, experiments)
+        key = "not run" if summary is None else "of earlier settings" if outdated else "present"
+        groups[key].append(task.upper())
+    told = "; ".join(f"{key}: {', '.join(tasks)}" for key, tasks in groups.items() if tasks)
+    advice = (
+        " Rows of earlier settings are preliminary: the data preparation or an option of the "
+        "experiment has changed since they ran."
+        if groups["of earlier settings"]
+        else ""
+    )
+    return f"Rows of Table 2 by the experiment files as they are now: {told}.{advice}"
+
+
+def parts_table(experiments: Path, results: Path) -> str:
+    """What the parts of ODE give: differences in final accuracy, paired by seed."""
+    ours = Results(results, Paper(experiments / "paper.toml"))
+    rows = []
+    for title, (folder, one, other) in _PARTS.items():
+        cells = [_difference(ours, f"{folder}/{task}", one, other) for task in PAPER_TASKS]
+        if any(cell != "not run" for cell in cells):
+            rows.append((title, *cells))
+    return sheet(("part", *(task.upper() for task in PAPER_TASKS)), rows)
+
+
+def _difference(ours: Results, name: str, one: str, other: str) -> str:
+    if name not in ours.summaries:
+        return "not run"
+    margin = ours.margin(name, one, other)
+    if margin is None:
+        return "not run"
+    words = in_words(margin, "+")
+    return {True: f"**{words}**", False: words, None: f"({words})"}[margin.ahead]
+
+
+def counts_table(arena: Mapping[str, Any], streams: Mapping[str, Mapping[str, str]]) -> str:
+    """On how many streams each method is better than FIFO, each at its own rate."""
+    methods = {
+        "balanced-fifo": "class-balanced-fifo",
+        "ode-paper": "ode-est",
+        "gist-local": "gist-local",
+        "**gist-shared** (default)": "gist-shared",
+    }
+    rows = []
+    for group, tasks in streams.items():
+        rows.append((group, *(_counted(arena, tasks, name) for name in methods.values())))
+    return sheet(("streams", *methods), rows, numbers=False)
+
+
+def _counted(arena: Mapping[str, Any], tasks: Mapping[str, str], method: str) -> str:
+    found = Counter[bool | None]()
+    for task in tasks:
+        lead: Sequence[float | None] | None = arena.get(task, {}).get(method, {}).get("over_fifo")
+        if lead is not None:
+            found[Interval(lead[0] or 0.0, lead[1]).ahead] += 1
+    if not found:
+        return "not run"
+    return f"better {found[True]}, undecided {found[None]}, worse {found[False]}"
+
+
+def bytes_sentence(rows: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]) -> str:
+    """Who is ahead in no more bytes: rows of task, accuracy with a gist, accuracy without."""
+    found = Counter(_ahead(gist, plain) for _, gist, plain in rows)
+    if not found:
+        return "No run by bytes is committed."
+    return (
+        f"In no more bytes, by {len(rows)} comparisons on {len({row[0] for row in rows})} tasks: "
+        f"the best store with a gist is ahead in {found['gist']}, the best without one in "
+        f"{found['plain']}, and the intervals overlap in {found['level']}."
+    )
+
+
+def _ahead(gist: Sequence[Any], plain: Sequence[Any]) -> str:
+    gap = float(gist[0]) - float(plain[0])
+    width = float(gist[1] or 0.0) + float(plain[1] or 0.0)
+    if abs(gap) <= width:
+        return "level"
+    return "gist" if gap > 0 else "plain"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A file of results; empty where it is not there."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def reasons(experiments: Path, results: Path) -> Iterator[tuple[str, str]]:
+    """The claims that came back in part or not at all, each with the cause as far as found."""
+    paper = Paper(experiments / "paper.toml")
+    for claim, (word, _) in verdicts(Results(results, paper)).items():
+        if word in ("partly", "not reproduced"):
+            yield f"{claim} ({word})", paper.causes.get(claim, "not examined")
+
+
+def reasons_table(experiments: Path, results: Path) -> str:
+    """What could not be brought back, and why we think so."""
+    rows = list(reasons(experiments, results))
+    if not rows:
+        return "Every claim came back."
+    return sheet(("not, or not wholly, brought back", "why we think so"), rows, numbers=False)

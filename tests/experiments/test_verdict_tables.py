@@ -1,0 +1,57 @@
+"""Words about results follow from the results."""
+
+from pathlib import Path
+
+import pytest
+from lab.results import Paper, Results
+from lab.verdict_tables import bytes_sentence, came_back, counts_table, status_table
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PAPER = Paper(EXPERIMENTS / "paper.toml")
+RESULTS = Results(EXPERIMENTS / "results", PAPER)
+TITLES = {"HL": "high-loss", "FB": "fedbalancer", "ODE-Exact": "ode-exact", "ODE-Est": "ode-est"}
+
+
+@pytest.mark.parametrize("task", ["ic", "har", "tc"])
+@pytest.mark.parametrize("title", TITLES)
+def test_a_sign_came_back_where_the_interval_is_on_the_papers_side(task: str, title: str) -> None:
+    found = came_back(RESULTS, PAPER, task)
+    margin = RESULTS.margin(f"table2/{task}", TITLES[title], "fifo")
+    printed = [PAPER.of("table2", "accuracy", task, name) for name in (TITLES[title], "fifo")]
+    assert margin is not None
+    assert printed[0] is not None
+    assert printed[1] is not None
+    low, high = margin.mean - (margin.half_width or 1e9), margin.mean + (margin.half_width or 1e9)
+    expected = "undecided"
+    if low > 0 or high < 0:
+        expected = "came back" if (low > 0) == (printed[0] > printed[1]) else "did not"
+    assert [verdict for verdict, titles in found.items() if title in titles] == [expected]
+
+
+def test_streams_are_counted_by_the_sign_of_their_interval() -> None:
+    arena = {
+        task: {"gist-shared": {"over_fifo": lead}}
+        for task, lead in {
+            "a": [2.0, 1.0],
+            "b": [0.5, 1.0],
+            "c": [-3.0, 1.0],
+            "d": [4.0, 0.1],
+        }.items()
+    }
+    streams = {"in time order": {"a": "", "b": "", "d": "", "gone": ""}, "shuffled": {"c": ""}}
+    first, second = counts_table(arena, streams).splitlines()[-2:]
+    assert first.endswith("| not run | not run | not run | better 2, undecided 1, worse 0 |")
+    assert second.endswith("better 0, undecided 0, worse 1 |")
+
+
+def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
+    rows = [("t", [90.0, 1.0], [80.0, 1.0]), ("t", [90.0, 1.0], [89.0, 1.0])]
+    rows += [("u", [70.0, None], [80.0, 1.0])]
+    words = bytes_sentence(rows)  # type: ignore[arg-type]
+    assert "by 3 comparisons on 2 tasks: the best store with a gist is ahead in 1" in words
+    assert "the best without one in 1, and the intervals overlap in 1." in words
+
+
+def test_old_rows_are_called_preliminary() -> None:
+    words = status_table(EXPERIMENTS, EXPERIMENTS / "results")
+    assert ("of earlier settings" in words) == ("are preliminary" in words)
