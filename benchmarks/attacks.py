@@ -535,11 +535,19 @@ def measure_informed(seeds: int, played: Played, jobs: int) -> dict[str, Any]:
         played.accuracy(s, None, STRICT, seeds) / played.accuracy(s, None, DEFAULT, seeds)
         for s in SETTINGS
     )
-    backdoors = [v for row in rows for k, v in row["backdoor"].items() if k.endswith(DEFAULT)]
+    backdoors = {
+        f"backdoor_success_{rule}": max(
+            share
+            for row in rows
+            for key, share in row["backdoor"].items()
+            if key.endswith(f", {rule}")
+        )
+        for rule in (DEFAULT, STRICT)
+    }
     return {
         **worst,
         **strict,
-        "backdoor_success": max(backdoors),
+        **backdoors,
         **news_weights(),
         "informed": rows,
     }

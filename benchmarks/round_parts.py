@@ -1,6 +1,6 @@
 """Where a round of the simulator spends its time, by part, in processor time and one process.
 
-    python benchmarks/round_parts.py [--quick] [--tasks st har ic large]
+    python benchmarks/round_parts.py [--quick] [--tasks st har ic large] [--table FILE]
 
 A part's time is its own: what it asks of another part is counted there. Measurements are made when
 first asked for, so that their time is found within scoring and summing, and counted as `measure`.
@@ -9,10 +9,12 @@ limits: what remains of a round when nothing that can be switched off is on.
 """
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from pathlib import Path
 from time import process_time
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +35,9 @@ from fedkeep.learn.dense_learner import DenseLearner, DenseTrace
 from fedkeep.sim.engine import Simulator
 from fedkeep.sim.fleet import SimulatedFleet
 from fedkeep.tables import merged
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.pages import write_between
 
 WARM_UP = 60
 PARTS: dict[str, list[tuple[type, str]]] = {
@@ -178,15 +183,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--methods", nargs="*", default=[*METHODS], choices=[*METHODS])
+    parser.add_argument("--table", type=Path, help="put the table into this page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [*PARTS, "rest"]
-    print("ms a round", "", "whole", *names, sep="\t")
+    lines = [
+        f"| ms a round | | whole | {' | '.join(names)} |",
+        "|---|---|" + "---|" * (len(names) + 1),
+    ]
     for task in options.tasks:
         rounds = {"large": 5, "ic": 20}.get(task, 60) // (2 if options.quick else 1)
         for method in options.methods:
             whole, parts = measure(task, method, rounds)
-            print(task, method, f"{whole:.2f}", *(f"{parts[n]:.2f}" for n in names), sep="\t")
+            cells = " | ".join(f"{parts[name]:.2f}" for name in names)
+            lines.append(f"| {task} | {method} | {whole:.1f} | {cells} |")
+            print(lines[-1], flush=True)
+    if options.table:
+        write_between(options.table, "parts", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ import base64
 import http.client
 import io
 import json
+import shutil
 import signal
+import socket
+import ssl
 import struct
+import subprocess
 import threading
 import time
 import wave
 import zlib
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +25,19 @@ import pytest
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.payloads import PayloadDecoder, PayloadError, looks_whole
 from fedkeep.agent.record_fields import FieldNames
-from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.agent.sources import make_source
+from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.protocol.client import AgentClient
 from tests.agent.builders import AssembledAgent, make_agent
 from tests.agent.test_agent_process import outcome, running
 from tests.agent.test_failing_disk import failing, settle
-from tests.agent.test_sources import free_port
+from tests.agent.test_sources import broker, free_port
 from tests.agent.test_store_commands import ask
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 from PIL import Image
+
+assert broker  # a fixture
 
 PICTURES: dict[str, Any] = {
     "samples": {"shape": [3, 8, 8], "labels": 3, "decoder": "image", "payload_bytes": 4096},
@@ -524,3 +532,124 @@ def test_files_wait_for_their_labels_as_numbers_do(tmp_path: Path) -> None:
     assert files_of(last) == found
     assert sorted(n.label for n in last.agent.store.records.values()) == [0, 2, 2, 2]
     last.disk.close()
+
+
+def make_certificate(folder: Path) -> None:
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_http_by_tls_and_senders_that_say_nothing_cost_no_other(tmp_path: Path) -> None:
+    make_certificate(tmp_path)
+    port = free_port()
+    write_camera(
+        tmp_path,
+        f'kind = "http"\nport = {port}\ncert_file = "cert.pem"\nkey_file = "key.pem"\n'
+        "connections = 4\nseconds = 2\n",
+    )
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    with running(tmp_path, "agent.toml"), ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(6)
+        ]
+        for number in range(3):
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=context)
+            connection.request("POST", f"/?y=person&id={number}", picture(number))
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())) == (200, {"fate": "kept"})
+            connection.close()
+        with pytest.raises((OSError, http.client.HTTPException)):
+            post(port, picture(9), "y=person&id=9")
+        assert len(silent) == 6
+
+
+def test_a_body_that_never_ends_and_requests_that_are_none(tmp_path: Path) -> None:
+    port = free_port()
+    write_camera(tmp_path, f'kind = "http"\nport = {port}\nseconds = 1\n')
+    broken = {
+        b"POST / HTTP/1.1\r\nContent-Length: 50\r\n\r\nabc": b" 408 ",
+        b"POST / HTTP/1.1\r\n\r\n": b" 411 ",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n": b" 411 ",
+        b"POST / HTTP/1.1\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n": b" 413 ",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n": b" 411 ",
+        b"GET / HTTP/1.1\r\n\r\n": b" 501 ",
+        b"\x16\x03\x01 hello\r\n\r\n": b" 400 ",
+    }
+    with running(tmp_path, "agent.toml"):
+        for request, status in broken.items():
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+                sender.sendall(request)
+                assert status in sender.recv(1 << 16).split(b"\r\n")[0] + b" ", request
+        assert post(port, picture(1), "y=person")[1] == "kept"
+        assert post(port, b"", "y=person") == (422, "refused.payload")
+        assert post(port, picture(2), "y=person&time=yesterday&" + "a=1&" * 200)[0] == 400
+
+
+def test_beyond_the_loopback_http_needs_a_token_and_tls_or_a_word(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    token = str(tmp_path / "token")
+    for options, words in (({}, "insecure"), ({"token_file": token}, "the token goes unencrypted")):
+        source = make_source({"kind": "http", "host": "0.0.0.0", "port": free_port(), **options}, 0)
+        with pytest.raises(FedkeepError, match=words):
+            source.open()
+    with pytest.raises(ConfigError, match="key_file needs the cert_file"):
+        make_source({"kind": "http", "key_file": "k"}, 0)
+
+
+@pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+def test_raw_messages_are_files_with_user_properties(broker: int, tmp_path: Path) -> None:
+    write_camera(
+        tmp_path,
+        f'kind = "mqtt"\nformat = "raw"\ntopic = "cam"\nport = {broker}\noverload = "wait"\n',
+    )
+    (tmp_path / "p.jpg").write_bytes(picture(3))
+    with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
+        said = ["-D", "publish", "user-property"]
+        command = ["mosquitto_pub", "-V", "5", "-q", "1", "-p", str(broker), "-t", "cam"]
+        command += ["-f", "p.jpg", *said, "y", "person", *said, "id", "a", *said, "lux", "3"]
+        deadline = time.monotonic() + 20
+        while not client.status().samples and time.monotonic() < deadline:
+            subprocess.run(command, cwd=tmp_path, check=True)
+            time.sleep(0.2)
+        [part] = client.pull()
+    assert (part.samples[0].name, part.samples[0].data) == ("a", picture(3))
+
+
+def test_an_encrypted_store_of_files_is_rekeyed_resized_and_shows_nothing(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("ab" * 32)
+    (tmp_path / "key").chmod(0o600)
+    (tmp_path / "new").write_text("cd" * 32)
+    (tmp_path / "new").chmod(0o600)
+    keyed = {**PICTURES, "store": {"budget": 400_000, "key_file": str(tmp_path / "key")}}
+    assembly = make_agent(tmp_path, **keyed)
+    offer(assembly.agent, *(picture(i) for i in range(5)))
+    found = files_of(assembly)
+    assembly.disk.close()
+    raw = (tmp_path / "a.store").read_bytes()
+    assert not any(picture(i)[-120:-60] in raw for i in range(5))
+    store = str(tmp_path / "a.store")
+    said_by("rekey", store, "--key-file", tmp_path / "key", "--new-key-file", tmp_path / "new")
+    larger = {**PICTURES, "store": {"budget": 700_000, "key_file": str(tmp_path / "new")}}
+    again = make_agent(tmp_path, **larger)
+    assert files_of(again) == found
+    again.disk.close()
+    assert "5 files" in said_by("check", store, "--key-file", tmp_path / "new")
+
+
+def test_an_erased_file_is_gone_from_the_disk_and_is_refused(tmp_path: Path) -> None:
+    assembly = make_agent(tmp_path, **PICTURES)
+    agent = assembly.agent
+    offer(agent, picture(1), picture(2))
+    id_ = next(
+        n.id for n in agent.store.records.values() if agent.store.payload(n.id) == picture(1)
+    )
+    assert agent.erase([id_]) == 1
+    raw = (tmp_path / "a.store").read_bytes()
+    assert picture(1)[-120:-60] not in raw
+    assert picture(2)[-120:-60] in raw
+    assert offer(agent, picture(1)) == ["refused.erased"]
+    assert agent.store._used_cells == sum(map(agent.store._cells, agent.store._files.values()))
+    assembly.disk.close()

@@ -17,7 +17,7 @@ from fedkeep.agent.service import Service
 from fedkeep.agent.uploads import Journal, Uploads
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Selection
+from fedkeep.protocol.messages import SampleFilter
 from tests.agent.builders import arrival, config_table, make_agent
 from tests.agent.test_agent_process import ask, lines, running, write_config
 from tests.agent.test_sources import free_port
@@ -59,7 +59,7 @@ def test_nothing_leaves_without_consent(tmp_path: Path) -> None:
     service = Service(assembly.agent)
     with AgentClient(str(tmp_path / "a.sock")) as client:
         with pytest.raises(RejectedError, match="no sample leaves this device"):
-            client.upload(Selection(labels=(0,)))
+            client.upload(SampleFilter(labels=(0,)))
         assert client.status().uploads == ""
     service.close()
     assembly.disk.close()
@@ -262,7 +262,11 @@ def test_a_kill_amid_uploads_loses_none_and_one_agent_feeds_another(tmp_path: Pa
         assert 10 <= came() < 60
         with running(here, "agent.toml"):
             wait_for(60)
-            assert "0 samples wait for" in ask(here, "status")
+            with AgentClient(str(here / "a.sock")) as sender:
+                deadline = time.monotonic() + 20
+                while not (said := sender.status().uploads).startswith("0 samples wait"):
+                    assert time.monotonic() < deadline, said
+                    time.sleep(0.05)
         assert came() == 60
         assert receiver.status().counters.get("refreshed", 0) <= 1
 
@@ -278,7 +282,7 @@ def test_pulling_by_id_label_source_and_time(tmp_path: Path) -> None:
 
     def pulled(**conditions: Any) -> list[str]:
         with AgentClient(str(tmp_path / "a.sock")) as client:
-            parts = list(client.pull(Selection(**conditions)))
+            parts = list(client.pull(SampleFilter(**conditions)))
         return [one.name or str(one.id) for part in parts for one in part.samples]
 
     try:

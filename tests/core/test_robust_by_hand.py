@@ -219,7 +219,7 @@ def test_the_angle_decides_and_not_the_length(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_strict_gradients_count_only_where_they_agree_as_well_as_the_others(
-    strict: bool,  # noqa: FBT001 - a parameter
+    strict: bool,
 ) -> None:
     reports = {device: report(RIGHT, (-1.0, 0.01 * device)) for device in range(6)}
     reports[6] = report(RIGHT, (-0.3, 1.0))
@@ -230,7 +230,7 @@ def test_strict_gradients_count_only_where_they_agree_as_well_as_the_others(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_strict_gradients_leave_out_whoever_hardly_agrees_with_the_fleet(
-    strict: bool,  # noqa: FBT001 - a parameter
+    strict: bool,
 ) -> None:
     reports = {device: report(RIGHT, (-1.0, 0.0)) for device in range(6)}
     reports[6] = report((0.2, 1.0), (-0.2, -1.0))

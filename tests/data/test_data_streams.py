@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.types import Batch
 from fedkeep.data import Federation, ModelSpec, Ownership, Stream, StreamOptions
+from fedkeep.data.synthetic import Demo
 
 _ORDERS = st.sampled_from([{}, {"shuffle": False}, {"burst": 0.5}, {"burst": 7.0}])
 OPTIONS = st.builds(
@@ -220,3 +221,37 @@ def test_a_deflated_stream_rounds_what_does_not_fit() -> None:
     assert 0 < np.abs(tight.x - plain.x).max() < 0.01 * np.abs(plain.x).max()
     with pytest.raises(ConfigError, match="deflate_to must be from 82 to below the 800 bytes"):
         Stream(wide, StreamOptions(deflate_to=800), seed=0).between(0, 0, 50)
+
+
+@pytest.mark.parametrize("delay", [1, 3, "pass"])
+def test_each_label_comes_once_and_as_late_as_it_should(delay: Any) -> None:
+    options = StreamOptions(rounds_per_pass=7, label_delay=delay, labelled=0.5)
+    stream = Stream(Demo(devices=2, smallest=40, largest=60).load(seed=0), options, seed=1)
+    for device in (0, 1):
+        came = [stream.arrivals(device, r, r + 1) for r in range(14)]
+        due = [stream.labels_due(device, r) for r in range(14)]
+        for round_, batch in enumerate(came):
+            if delay == "pass":
+                then = 6 if round_ < 7 else 13
+            elif (then := round_ + delay) >= 14:
+                continue
+            known = batch.take(stream.labelled(batch.ids))
+            labels = dict(zip(due[then].ids.tolist(), due[then].y.tolist(), strict=True))
+            for id_, y in zip(known.ids.tolist(), known.y.tolist(), strict=True):
+                assert labels[id_] == y
+        counted = sum(len(batch) for batch in due)
+        whole = stream.between(
+            device, 0, stream.position(device, 14 if delay == "pass" else 14 - delay)
+        )
+        assert counted == int(stream.labelled(whole.ids).sum())
+        share = stream.labelled(whole.ids).mean()
+        assert 0.2 < share < 0.8
+
+
+def test_streams_without_late_labels_are_not_late() -> None:
+    data = Demo(devices=1, smallest=40, largest=40).load(seed=0)
+    assert not Stream(data, StreamOptions(), seed=0).late
+    assert Stream(data, StreamOptions(labelled=0.5), seed=0).late
+    assert not Stream(data, StreamOptions(labelled=0.5), seed=0).delayed
+    with pytest.raises(ValueError, match="label_delay"):
+        StreamOptions(label_delay=-1)

@@ -8,7 +8,7 @@ import pytest
 
 from fedkeep.cli.agent_store import inspect
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Selection, Status
+from fedkeep.protocol.messages import SampleFilter, Status
 from tests.agent.test_agent_process import ENVIRONMENT, outcome, running
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
@@ -35,7 +35,7 @@ def test_a_camera_with_daily_limits(tmp_path: Path) -> None:
         assert status.label_names == ("empty", "person")
         assert "daily_bytes allows" in status.uploads
         people = [
-            one for part in client.pull(Selection(labels=("person",))) for one in part.samples
+            one for part in client.pull(SampleFilter(labels=("person",))) for one in part.samples
         ]
     assert people
     sent = list((tmp_path / "uploaded" / "person").glob("*.jpg"))

@@ -10,9 +10,18 @@ from pathlib import Path
 import pytest
 from lab.blocks import bar_chart
 from lab.curves import Curve, Curves, bytes_at_rest, forward_passes, read_summary
-from lab.findings import Findings, arena, bytes_table, gist_summary, share_closed, write_table
+from lab.findings import (
+    Findings,
+    arena,
+    bytes_table,
+    gist_summary,
+    share_closed,
+    tails,
+    write_table,
+)
 from lab.opening import candidates, opening
 from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
+from msgspec.structs import replace
 
 import fedkeep
 from fedkeep.agent.record import META_BYTES
@@ -417,3 +426,20 @@ def test_bars_go_both_ways() -> None:
     drawn = bar_chart("t", {"good": 80.0, "bad": -20.0}, " %")
     assert ">80 %</text>" in drawn
     assert ">-20 %</text>" in drawn
+
+
+def test_what_means_hide_is_told_of_ordered_streams_alone(tmp_path: Path) -> None:
+    text = SUITE.replace("small = {", 'small-ordered = { base = "task.toml" }\nsmall = {').replace(
+        'tasks = ["small"]', 'tasks = ["small", "small-ordered"]'
+    )
+    found, curves = suite(tmp_path, text), Curves(tmp_path / "curves")
+    for task in ("small", "small-ordered"):
+        runs = found.reported(Contest(task, "fifo"), 1.0, (0, 1))
+        for run in runs:
+            fallen = made_up(run, 0.8, 0.5, 0.5, 0.8)
+            curves.add(task, replace(fallen, worst_tenth=0.25, rare_recall=0.5))
+    table = tails(Findings(found, curves))
+    assert list(table) == ["small-ordered"]
+    row = table["small-ordered"]["fifo"]
+    assert row["worst_tenth"] == (25.0, 0.0)
+    assert (row["below"], row["recovery"], row["never"], row["deepest"]) == (75.0, 3.0, 0.0, 30.0)

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import flwr.serverapp.strategy as strategies
+from flwr.app.user_config import UserConfig
 
 from fedkeep.core.errors import FedkeepError
 from fedkeep.deploy.local_fleet import LocalFleet, free_port
@@ -49,8 +50,14 @@ def played(fleet: LocalFleet, strategy: str, mod: str, output: Path) -> dict[str
     """Play one combination by `flwr run`; an empty answer if it came to nothing."""
     deployment = fleet.deployment
     assert isinstance(deployment, Simulation)
-    settings = {"strategy": strategy, "client-mod": mod, "nodes": NODES, "rounds": ROUNDS}
-    command = deployment.run_virtual(APP, {**settings, "output": str(output)}, NODES)
+    settings: UserConfig = {
+        "strategy": strategy,
+        "client-mod": mod,
+        "nodes": NODES,
+        "rounds": ROUNDS,
+    }
+    settings["output"] = str(output)
+    command = deployment.run_virtual(APP, settings, NODES)
     try:
         said = fleet.call([*command, "--stream"], timeout=SECONDS)
     except (FedkeepError, subprocess.TimeoutExpired) as error:
@@ -83,6 +90,7 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         deployment = AsStartedByFlower(Path(folder) / "fleet", port=free_port(), insecure=True)
         with LocalFleet(deployment) as fleet:
+            fleet.environment["RAY_worker_niceness"] = "0"  # 15 by default: others starve it
             fleet.start_superlink()
             for number, (strategy, mod) in enumerate(combinations()):
                 if only and not {strategy, mod} & set(only):

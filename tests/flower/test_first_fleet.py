@@ -5,11 +5,14 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkeep.agent.assembly import read_config
+from fedkeep.agent.assembly import assemble, read_config
 from fedkeep.cli.app import app as cli
+from fedkeep.cli.fifo_twin import play
+from fedkeep.config.experiment import read_experiment
 from fedkeep.config.method import parse_fleet
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.state import snapshot_parts
@@ -22,7 +25,8 @@ from fedkeep.flower.server_app import check_specification, fixed_terms, refuse_c
 from fedkeep.flower.state_store import StateStore
 from fedkeep.flower.strategy import FedkeepStrategy
 from fedkeep.protocol.wire import to_array
-from fedkeep.tables import read_toml
+from fedkeep.records import read_run
+from fedkeep.tables import merged, read_toml
 
 
 def test_specification_and_devices_fit_each_other(tmp_path: Path) -> None:
@@ -188,3 +192,38 @@ def test_troubles_are_what_does_not_run_what_was_started_again_and_a_full_disk(
     monkeypatch.setattr(services, "_LOW_DISK_BYTES", 1 << 62)
     (full,) = troubles(tmp_path)
     assert full.startswith("The disk is full: ")
+
+
+def test_a_twin_plays_fifo_as_far_as_the_fleet_has_come(tmp_path: Path) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    table = merged(
+        read_experiment(fleet.twin), {"task": {"devices": 2}, "storage": {"capacity": 12}}
+    )
+    record = tmp_path / "fifo.jsonl"
+    rounds = iter([3, 20, None])
+    play(table, record, lambda: next(rounds))
+    run = read_run(record)
+    assert [line.round for line in run.evaluations] == list(range(1, 21))
+    assert (run.header.method, run.header.task, run.header.devices) == (
+        "fifo, simulated",
+        "fleet",
+        2,
+    )
+    first, last = run.evaluations[0].accuracy, run.evaluations[-1].accuracy
+    assert first is not None
+    assert last is not None
+    assert last > first + 0.2
+
+
+def test_the_demo_is_scarce_and_is_tested_on_samples_that_are_never_trained_on(
+    tmp_path: Path,
+) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    config = read_config(fleet.home(0) / "agent.toml")
+    agent = assemble(config)
+    assert 10 <= agent.device.profile().capacity <= 60, "of ten labels, and 363 distinct samples"
+    with np.load(fleet.home(0) / "held_out.npz", allow_pickle=False) as arrays:
+        assert arrays["x"].shape[1:] == (30,)
+        assert len(arrays["x"]) == len(arrays["y"]) > 50

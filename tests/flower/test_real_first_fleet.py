@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -40,6 +41,11 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
         except DataError:
             return 0
 
+    def twin_is_beside_it() -> bool:
+        with suppress(DataError):
+            return len(read_run(root / "records" / "fifo.jsonl").evaluations) >= 1
+        return False
+
     fedkeep("init", root, "--devices", 2)
     assert f"http://127.0.0.1:{page}" in fedkeep(
         "start", root, "--port", free_port(), "--page", page
@@ -59,10 +65,13 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
         }
         said = fedkeep("status", root)
         assert "accuracy" in said
+        wait_until(twin_is_beside_it, 120, "a round of the FIFO twin")
     finally:
         assert fedkeep("stop", root) == "Stopped.\n"
     assert fleet.running() == {}
     run = read_run(root / "records" / "fleet.jsonl")
     rounds = [line.round for line in run.rounds]
     assert rounds == list(range(1, len(rounds) + 1)), "each round once"
-    assert all(member.stored for member in run.of(Members)[-1].members)
+    members = run.of(Members)[-1].members
+    assert all(member.stored for member in members)
+    assert all(member.capacity <= 60 for member in members), "a store that fills"

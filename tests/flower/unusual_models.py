@@ -129,7 +129,8 @@ class StraightThrough(nn.Module):
         self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Any:
-        return self.head(ClippedSlope.apply(self.first(x)))
+        signs: Any = ClippedSlope.apply(self.first(x))  # type: ignore[no-untyped-call]
+        return self.head(signs)
 
 
 class Residual(nn.Module):

@@ -116,9 +116,12 @@ def run(configs: Sequence[AgentConfig], *, until_sources_end: bool = False) -> N
             os.nice(configs[0].agent.nice)
         # Last, so that whoever reaches the API finds all else ready.
         stack.enter_context(closing(Service(*agents)))
-        ended = watch(lambda: all(agent.alive() for agent in agents))
-        stack.callback(ended.set)
-        started = threading.Barrier(len(agents), lambda: notify("READY=1"))
+
+        def tell_ready() -> None:
+            notify("READY=1")
+            stack.callback(watch(lambda: all(agent.alive() for agent in agents)).set)
+
+        started = threading.Barrier(len(agents), tell_ready)
         if len(agents) == 1:
             _run_stream(agents[0], stop, started, until_sources_end=until_sources_end)
         else:

@@ -86,7 +86,11 @@ class FieldNames:
 
     def take_texts(self, said: Mapping[str, str], payload: bytes) -> Record | None:
         """Return the record of a file, of which texts beside it say the rest."""
-        return self.take_file({name: typed(text) for name, text in said.items()}, payload)
+        table = {name: typed(text) for name, text in said.items()}
+        label = said.get(".".join(self._paths["y"]))
+        if label in ("true", "false"):  # which is a label's name here, and no flag
+            table[".".join(self._paths["y"])] = label
+        return self.take_file(table, payload)
 
     def take_file(self, said: Mapping[str, Any], payload: bytes, y: Any = None) -> Record | None:
         """Return the record of a file, of which a table beside it says the rest.

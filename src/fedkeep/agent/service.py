@@ -189,7 +189,7 @@ class StreamApi:
                 ids += sorted(self._gone(asked) - stored)
             return messages.Erased(self._agent.erase(ids))
 
-    def _selected(self, asked: messages.Selection) -> list[SampleMetadata]:
+    def _selected(self, asked: messages.SampleFilter) -> list[SampleMetadata]:
         """Return what is known of the samples that match, oldest first; the lock must be held."""
         samples = self._agent.config.samples
         labels = {label_number(samples, label) for label in asked.labels}
@@ -235,14 +235,14 @@ class StreamApi:
         shape = None if is_file else agent.config.samples.shape
         return messages.Pulled(tuple(found), shape, agent.config.samples.names, last)
 
-    def _upload(self, asked: messages.Selection) -> messages.Queued:
+    def _upload(self, asked: messages.SampleFilter) -> messages.Queued:
         uploads = self._agent.uploads
         if uploads is None:
             raise RejectedError(
                 "upload",
                 "no sample leaves this device: its configuration has no [upload] enabled = true",
             )
-        if asked == messages.Selection():
+        if asked == messages.SampleFilter():
             raise RejectedError("upload", "say what to send: ids, labels, sources or a time")
         with self._agent.lock:
             new = uploads.ask([note.id for note in self._selected(asked)])

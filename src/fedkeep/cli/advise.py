@@ -10,8 +10,6 @@ import typer
 from rich import progress as bars
 from rich.console import Console
 
-from fedkeep.advice import advise as ask_for_advice
-from fedkeep.advice.advisor import folder_of
 from fedkeep.cli.run import (
     DESCRIPTION,
     PROCESSORS,
@@ -83,6 +81,10 @@ def advise(
     certain that is, what a larger store or a gist would gain, and what to watch out for. Ctrl-C
     keeps what is done; the same call goes on from there.
     """
+    # Advice knows agents, too: `fedkeep --help` should not wait for all that.
+    from fedkeep.advice import advise as ask_for_advice
+    from fedkeep.advice.advisor import folder_of
+
     folder = out if out is not None else folder_of(data)
     folder_for_records(folder)
     chosen = backend_of(backend, on)

@@ -17,12 +17,11 @@ from rich.table import Table
 from fedkeep.agent.record import SampleMetadata
 from fedkeep.agent.remote import new_keys, parsed, read_key
 from fedkeep.agent.remote import sign as signed
-from fedkeep.agent.streams import read_streams
 from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, write_samples
 from fedkeep.core.errors import ConfigError
 from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, Selection, Status
+from fedkeep.protocol.messages import Erase, GistStatus, Reason, SampleFilter, Status
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -53,6 +52,8 @@ def run(
     ] = False,
 ) -> None:
     """Read streams, keep what is worth keeping in a store on disk, take part in training."""
+    from fedkeep.agent.streams import read_streams  # with all of the agent
+
     read_streams(config)
     arguments = [
         sys.executable,
@@ -268,7 +269,7 @@ def upload(
 ) -> None:
     """Queue stored samples to be sent where [upload] says, if this device consents."""
     selection = _selection(id_, label, source, since, until, namespace)
-    if selection == Selection():
+    if selection == SampleFilter():
         raise ConfigError("say what to send: --id, --label, --source, --since or --until")
     with AgentClient(socket, timeout=60) as client:
         queued = client.upload(selection)
@@ -328,12 +329,12 @@ def _selection(
     since: datetime | None,
     until: datetime | None,
     namespace: str | None,
-) -> Selection:
+) -> SampleFilter:
     """Return the conditions of a command's options."""
     if namespace is not None and not ids:
         raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     first, last = (None if time is None else time.timestamp() for time in (since, until))
-    return Selection(
+    return SampleFilter(
         tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
     )
 

@@ -41,6 +41,7 @@ from fedkeep.core.errors import ConfigError, optional_import
 from fedkeep.core.state import strip_prefix
 from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray
+from fedkeep.core.waiting import UNLABELLED
 from fedkeep.encoding import EncodingName
 from fedkeep.files import atomic_write, temp_path
 from fedkeep.protocol.printing import printable
@@ -48,7 +49,7 @@ from fedkeep.protocol.printing import printable
 _TRIED = 1000
 """About how many samples are deflated to see what it would give."""
 _PAYS = 0.9
-_MOST_ALIKE = 10_000
+_MOST_ALIKE, _LONGEST_NAME = 10_000, 180
 _PRIVATE, _PRIVATE_FOLDER = 0o600, 0o700
 """What is exported is no more readable than the store."""
 
@@ -370,7 +371,9 @@ def _targets(notes: Sequence[SampleMetadata]) -> AnyArray:
 
 
 def label_name(label: int, labels: Sequence[str]) -> str:
-    """Return a label's name, or its number where it has none."""
+    """Return a label's name, or its number where it has none; a sample may wait for its label."""
+    if label == UNLABELLED:
+        return "unlabelled"
     return labels[label] if 0 <= label < len(labels) else str(label)
 
 
@@ -463,7 +466,7 @@ def open_new(path: Path) -> IO[bytes]:
 
 def _file_name(name: str) -> str:
     """Return a name from outside as one that a folder can hold, in it and nowhere else."""
-    quoted = quote(name, safe=" ")
+    quoted = quote(name, safe=" ")[:_LONGEST_NAME]
     return {"": "%", ".": "%2E", "..": "%2E%2E"}.get(quoted, quoted)
 
 
@@ -474,7 +477,7 @@ def when(time: float) -> str:
 
 def _summary(file: Path, found: Inspected) -> str:
     geometry, form = found.label.geometry, found.label.form
-    labels = len({note.label for note in found.notes})
+    labels = len({note.label for note in found.notes} - {UNLABELLED})
     what = (
         f"{len(found.notes)} files, {labels} labels"
         if found.payloads is not None

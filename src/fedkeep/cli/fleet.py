@@ -65,6 +65,7 @@ def status(folder: Folder) -> None:
         "server",
         "superlink",
         "page",
+        *(["twin"] if known.twin.exists() else []),
         *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
     ):
         typer.echo(f"{name:9} {_described(services.get(name))}")

@@ -86,8 +86,11 @@ class LabelFrequencies:
         list of tuple
             Ranges (start, stop) of the batch, and whether slots change at the first sample of each.
         """
-        found, first = np.unique(regions, return_index=True)
-        changes = set(first[self._counts[found] == 0].tolist())
+        unseen = np.flatnonzero(self._counts[regions] == 0)
+        changes: set[int] = set()
+        if len(unseen):
+            _, first = np.unique(regions[unseen], return_index=True)
+            changes.update(unseen[first].tolist())
         doubled = 1 << self._arrivals.bit_length()
         while doubled <= self._arrivals + len(regions):
             changes.add(doubled - self._arrivals - 1)

@@ -13,8 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedkeep.config.method import parse_fleet, table_of
 from fedkeep.core.errors import ConfigError, FedkeepError
+from fedkeep.data.synthetic import Demo
 from fedkeep.deploy.credentials import provision
 from fedkeep.deploy.local_fleet import program_environment, wait_until
 from fedkeep.deploy.ports import listeners, require_free
@@ -48,11 +51,21 @@ min_devices = {devices}
 deadline = 30.0
 evaluate_every = 1
 """
+_TWIN = """\
+# FIFO beside the fleet on its page: an experiment that the simulator plays as far as the fleet
+# has come, with the fleet's devices and slots. Delete this file once the data are your own.
+task = { name = "demo" }
+policy = { name = "fifo" }
+gist = { mode = "none" }
+stream = { rounds_per_pass = 5 }
+train = { rounds = 100000, participation = 1.0, learning_rate = 0.05, epochs = 3 }
+"""
 _AGENT = """\
 # A device of this fleet. Put your own source, samples and model here;
 # fleet.toml must say the same of the last two.
 [agent]
 socket = "{home}/agent.sock"
+held_out = "{home}/held_out.npz" # samples that the model is tested on and never trained on
 
 {samples}
 [store]
@@ -96,6 +109,11 @@ class FirstFleet:
         return self.root / "records" / "fleet.jsonl"
 
     @property
+    def twin(self) -> Path:
+        """The experiment that is played beside the fleet, if there is one."""
+        return self.root / "twin.toml"
+
+    @property
     def state(self) -> Path:
         """The server's saved rounds."""
         return self.root / "state.db"
@@ -116,12 +134,17 @@ class FirstFleet:
             self.root, ["127.0.0.1", "localhost"], [f"node-{number}" for number in range(devices)]
         )
         files = {self.specification: _SPECIFICATION.format(samples=_SAMPLES, devices=devices)}
+        files[self.twin] = _TWIN
         for home in map(self.home, range(devices)):
             files[home / "agent.toml"] = _AGENT.format(samples=_SAMPLES, home=home)
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 path.write_text(text, encoding="utf-8")
+        data = Demo(devices=devices).load(seed=0)
+        for number in range(devices):
+            test = data.test_batch(number)
+            np.savez(self.home(number) / "held_out.npz", x=test.x, y=test.y)
 
     def home(self, number: int) -> Path:
         """Return the folder of a device."""
@@ -248,6 +271,17 @@ class FirstFleet:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(path, to)
         return aside
+
+    def capacity(self) -> int | None:
+        """Return how many samples a device stores, at the median; None until they have said so."""
+        members = self.members()
+        known = sorted(m.capacity for m in members.members if m.capacity) if members else []
+        return known[len(known) // 2] if known else None
+
+    def reached(self) -> int:
+        """Return the round that the record has last seen of the devices."""
+        members = self.members()
+        return 0 if members is None else members.round
 
     def services(self) -> dict[str, ServiceStatus]:
         """Return the processes of the fleet by name, as the supervisor last noted them."""

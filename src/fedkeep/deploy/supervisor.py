@@ -72,6 +72,8 @@ class Supervisor:
         server += ["--port", str(port), "--run", "fleet", "--resume"]
         watch = ["fedkeep", "watch", str(known.record.parent), "--port", str(page)]
         self._processes = {"page": _Process(python + watch), "server": _Process(python + server)}
+        if known.twin.exists():
+            self._processes["twin"] = _Process([*python, "fedkeep.cli.fifo_twin", str(root)])
         for number in known.devices():
             home = known.home(number)
             numbered = {

@@ -100,7 +100,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         return self.ask(messages.AskStreams(), messages.Streams).names
 
     def pull(
-        self, selection: messages.Selection = messages.Selection()
+        self, selection: messages.SampleFilter = messages.SampleFilter()
     ) -> Iterator[messages.Pulled]:
         """Yield the samples that match, a part at a time, oldest first."""
         after: int | None = -1
@@ -109,7 +109,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
             yield part
             after = part.last
 
-    def upload(self, selection: messages.Selection) -> messages.Queued:
+    def upload(self, selection: messages.SampleFilter) -> messages.Queued:
         """Queue stored samples to be sent to the device's target, if it consents."""
         return self.ask(messages.Upload(selection), messages.Queued)
 

@@ -124,7 +124,7 @@ class Erase(msgspec.Struct, frozen=True, tag=True):
     """Only an `id` of this namespace; None: of any."""
 
 
-class Selection(msgspec.Struct, frozen=True):
+class SampleFilter(msgspec.Struct, frozen=True):
     """Which stored samples: those that match every condition given."""
 
     ids: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Selection(msgspec.Struct, frozen=True):
 class Pull(msgspec.Struct, frozen=True, tag=True):
     """Give stored samples out; answered by `Pulled`, a part at a time."""
 
-    selection: Selection = Selection()
+    selection: SampleFilter = SampleFilter()
     after: int = -1
     """Only samples that arrived later than this one, as the `last` of the part before says."""
 
@@ -150,7 +150,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
 class Upload(msgspec.Struct, frozen=True, tag=True):
     """Queue stored samples to be sent to the device's target; answered by `Queued`."""
 
-    selection: Selection
+    selection: SampleFilter
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
