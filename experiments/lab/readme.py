@@ -286,6 +286,7 @@ def _best_by_budget(results: Path) -> Iterator[tuple[str, int, Any, Any]]:
             for method, listed in methods.items()
             if method != "worth"
             for size, slots, *reached in listed
+            if reached[1] is not None  # one seed is no evidence
         ]
         for budget in _BUDGETS:
             fitting = [point for point in points if point[0] <= 1000 * budget]
