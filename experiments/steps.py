@@ -10,8 +10,6 @@ So methods can be compared at the same rate, at the same path, and each at its b
 
 import argparse
 import json
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,30 +84,6 @@ def travelled(task: str, method: str, multiple: float, seed: int, *, quick: bool
         "accuracy": accuracies,
         "path": paths,
     }
-
-
-def late(run: dict[str, Any]) -> float:
-    """The mean accuracy of the last five evaluations, in percent."""
-    last = run["accuracy"][-5:]
-    return 100 * math.fsum(last) / float(len(last))
-
-
-def at_path(run: dict[str, Any], path: float) -> float | None:
-    """Accuracy in percent where the run's path had this length; None if it never had."""
-    if path > run["path"][-1]:
-        return None
-    return 100 * float(np.interp(path, [0.0, *run["path"]], [0.0, *run["accuracy"]]))
-
-
-def lead_at_equal_path(run: dict[str, Any], others: Sequence[dict[str, Any]]) -> float | None:
-    """A run's last accuracy less the others' at the same path.
-
-    Of the others the one with the smallest learning rate that gets as far.
-    """
-    for other in sorted(others, key=lambda found: float(found["multiple"])):
-        if (reached := at_path(other, run["path"][-1])) is not None:
-            return 100 * float(run["accuracy"][-1]) - reached
-    return None
 
 
 if __name__ == "__main__":

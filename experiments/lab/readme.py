@@ -25,6 +25,7 @@ from lab.blocks import sheet
 from lab.curves import ExperimentSummary
 from lab.findings import Interval, finals, in_words
 from lab.results import Paper, Results, verdicts
+from lab.step_lengths import steps_table
 
 NOT_RUN = "not run"
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -404,6 +405,7 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results-bytes": bytes_table,
     "paper-table2": paper_table,
     "paper-claims": claims_table,
+    "paper-steps": steps_table,
     "costs": costs_table,
 }
 """By the names that the pages use."""
