@@ -99,14 +99,20 @@ def test_samples_expire_by_arrivals_and_are_counted() -> None:
     assert waiting.counts["expired"] == 1
 
 
-def test_by_default_a_sample_waits_twice_as_long_as_any_that_was_labelled() -> None:
-    waiting = room(slots=9)
+def test_by_default_a_sample_that_waits_too_long_gives_way_once_its_slot_is_wanted() -> None:
+    waiting = room(slots=6)
     offered(waiting, [1, 2, 3])
     waiting.leave(np.array([1]), Departure.LABELLED)  # three arrivals after it came
     offered(waiting, [4, 5, 6, 7])
     assert waiting.ids.tolist() == [2, 3, 4, 5, 6, 7]
-    offered(waiting, [8, 9])  # for the second, 2 came seven arrivals before
-    assert waiting.ids.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert offered(waiting, [8]) == [REFUSED]  # 2 came six arrivals before, which is not too long
+    assert offered(waiting, [9]) == [KEPT]
+    assert waiting.ids.tolist() == [3, 4, 5, 6, 7, 9]
+    free = room(slots=20)
+    offered(free, [1, 2, 3])
+    free.leave(np.array([1]), Departure.LABELLED)
+    offered(free, [*range(10, 20)])
+    assert 2 in free, "there was room for all"
     never = room(slots=9, max_age=0)
     offered(never, [1, 2])
     never.leave(np.array([1]), Departure.LABELLED)

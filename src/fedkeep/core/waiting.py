@@ -46,7 +46,8 @@ class WaitingOptions:
     `oldest`."""
     max_age: int | None = None
     """Arrivals without a label after which a sample waits no longer; None: twice the longest wait
-    after which a label has come so far; 0: it waits for as long as its rule keeps it."""
+    after which a label has come so far, and only once its slot is wanted; 0: it waits for as long
+    as its rule keeps it."""
     early_labels: int = 64
     """Labels that are remembered if they come before their samples; the oldest are forgotten
     first."""
@@ -407,7 +408,7 @@ class WaitingRoom:
         """Let go of what has waited too long when this arrival comes."""
         given = self.options.max_age
         most = _PATIENCE * self.longest if given is None else given
-        while self._x and most:
+        while self._x and most and (given or len(self) >= self.slots):
             id_ = next(iter(self._x))
             if self._places[id_][1].arrival >= arrival - most:
                 return
