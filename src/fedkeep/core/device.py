@@ -297,6 +297,8 @@ class Device:
             return None
         logits_of = self.logits or self.learner.logits
         logits = np.asarray(logits_of(self.model, x), dtype=np.float64)
+        if logits.shape != (len(x), self._labels):  # they are no scores of labels
+            return None
         with np.errstate(over="ignore", invalid="ignore"):
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             return np.asarray(scores / scores.sum(axis=1, keepdims=True))
