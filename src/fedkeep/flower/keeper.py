@@ -378,7 +378,8 @@ class Keeper:
     def _label(self, stream: _Stream, number: int, label: AnyArray, target: AnyArray) -> None:
         """Bring the label of one sample."""
         device, pool = stream.device, stream.pool
-        divided = stream.labels > 1
+        # Of a number the device knows the interval alone, from which no target can be made.
+        divided = stream.labels > 1 and not self._settings.edges
         changed = number in pool and not np.array_equal(pool.target(number), target)
         if number in pool:
             pool.set_target(number, target)
@@ -408,7 +409,7 @@ class Keeper:
     def _settle_targets(self, numbers: list[int]) -> None:
         """Note the labels by which samples were stored at once: those that came before them."""
         stream = self._stream
-        if stream is None or stream.labels < 2:
+        if stream is None or stream.labels < 2 or self._settings.edges:
             return
         for number in numbers:
             label = stream.device.store.label_of(number)
