@@ -237,12 +237,12 @@ def test_waiting_samples_expire_by_time(tmp_path: Path) -> None:
     tables = {**RANDOM, "store": {"ttl_days": 1.0, "clock_tolerance_hours": 0.0}}
     made = make_agent(tmp_path, **tables)
     judged(made.agent, unlabelled(1), unlabelled(2))
-    judged(made.agent, label(2, 1))
-    note = made.agent.store.records[2]
-    made.agent.store.clock._age_at_start += 2 * 86_400.0
-    assert note.taken <= 1.0, "a stored sample is as old as it was when it came"
+    made.agent.store.clock._age_at_start += 0.6 * 86_400.0
+    judged(made.agent, label(2, 1), arrival(4))
+    made.agent.store.clock._age_at_start += 0.6 * 86_400.0
+    # A stored sample is as old as it was when it came, and not since its label did.
     assert made.agent.remove_expired() == 2
-    assert (len(made.agent.store), len(made.agent.store.unlabelled)) == (0, 0)
+    assert ([*made.agent.store.records], len(made.agent.store.unlabelled)) == ([4], 0)
     made.disk.close()
 
 

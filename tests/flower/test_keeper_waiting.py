@@ -94,6 +94,27 @@ def test_targets_of_a_loss_of_ones_own_come_later_too(context: Context) -> None:
         assert len(held) == 2
 
 
+def test_numbers_divided_into_intervals_come_later_too(context: Context) -> None:
+    def one() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Linear(SHAPE, 1)
+
+    def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (out[:, 0] - y) ** 2
+
+    options: dict[str, Any] = {"loss": loss, "edges": (10.0, 20.0)}
+    waiting = {"share": 0.5, "rule": "uncertain"}
+    with Keeper.open(context, one, 8, waiting=waiting, **options) as keeper:
+        keeper.offer(X[:1], np.array([5.0], dtype=np.float32), ids=NAMES[:1])
+        keeper.offer(X[1:3], ids=NAMES[1:3])
+        keeper.sync(ArrayRecord(one().state_dict()))
+        keeper.offer(X[3:4], ids=NAMES[3:4])
+        keeper.label([NAMES[1], NAMES[3], NAMES[1]], np.array([15.5, 25.5, 16.5]))
+        assert sorted(float(y) for _, y in keeper.samples()) == [5.0, 16.5, 25.5]
+        assert keeper.status().labels == {0: 1, 1: 1, 2: 1}
+        assert keeper.status().fates["label.corrected"] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "call", "message"),
     [

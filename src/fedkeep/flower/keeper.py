@@ -378,7 +378,7 @@ class Keeper:
     def _label(self, stream: _Stream, number: int, label: AnyArray, target: AnyArray) -> None:
         """Bring the label of one sample."""
         device, pool = stream.device, stream.pool
-        divided = stream.labels > 1
+        divided = self._by_class(stream)
         changed = number in pool and not np.array_equal(pool.target(number), target)
         if number in pool:
             pool.set_target(number, target)
@@ -405,10 +405,14 @@ class Keeper:
         form = ("int64", ()) if self._stream is None else self._stream.pool.form.target
         return np.zeros((count, *form[1]), dtype=form[0])
 
+    def _by_class(self, stream: _Stream) -> bool:
+        """Whether the label of a region says all of a sample's target."""
+        return stream.labels > 1 and not self._settings.edges
+
     def _settle_targets(self, numbers: list[int]) -> None:
         """Note the labels by which samples were stored at once: those that came before them."""
         stream = self._stream
-        if stream is None or stream.labels < 2:
+        if stream is None or not self._by_class(stream):
             return
         for number in numbers:
             label = stream.device.store.label_of(number)
