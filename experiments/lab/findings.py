@@ -298,7 +298,9 @@ def bytes_table(found: Findings) -> Table:
     for row, runs in found.ran():
         at_rest = max(curve.bytes_at_rest for curve in runs.values())
         point = [at_rest, found.experiment(row).storage.capacity, *(rounded(runs) or ())]
-        table.setdefault(row.task, {}).setdefault(row.method, []).append(point)
+        points = table.setdefault(row.task, {}).setdefault(row.method, [])
+        if point not in points:  # two stages may ask for the same run
+            points.append(point)
     for methods in table.values():
         equivalent: dict[str, dict[str, int | None]] = {m: {} for m in methods if "gist" in m}
         for method, slots, accuracy in (
