@@ -306,15 +306,15 @@ class Informed:
     def _way(self, context: AttackContext) -> FloatArray:
         """The direction that the attack is for."""
         updates = context.updates
+        way: FloatArray = generator(7, "direction").standard_normal((updates.shape[1],))
         if self.way == "label":  # of a dense net the last numbers are the biases of the labels
-            one = np.zeros(updates.shape[1])
-            one[-1] = 1.0
-            return one
-        if self.way == "victim":
-            return -updates[0]
-        if self.way == "spread":
-            return np.linalg.svd(updates - updates.mean(axis=0), full_matrices=False)[2][0]
-        return generator(7, "direction").standard_normal(updates.shape[1])
+            way = np.zeros(updates.shape[1])
+            way[-1] = 1.0
+        elif self.way == "victim":
+            way = -updates[0]
+        elif self.way == "spread":
+            way = np.linalg.svd(updates - updates.mean(axis=0), full_matrices=False)[2][0]
+        return way
 
 
 def opposite_updates(context: AttackContext) -> Reports:

@@ -41,13 +41,8 @@ class BlockDevice:
 
 
 @contextmanager
-def block_device(
-    folder: Path, name: str, megabytes: int = 64, options: str = ""
-) -> Iterator[BlockDevice | None]:
-    """Make an ext4 with blocks of 4 kB on a loop device; None where that is not allowed.
-
-    It is mounted with these `options`.
-    """
+def block_device(folder: Path, name: str, megabytes: int = 64) -> Iterator[BlockDevice | None]:
+    """Make an ext4 with blocks of 4 kB on a loop device; None where that is not allowed."""
     image, mount = folder / f"{name}.img", folder / name
     with ExitStack() as undo:
         try:
@@ -57,7 +52,7 @@ def block_device(
             device = _run("losetup", "--show", "-f", str(image))
             undo.callback(_run, "losetup", "-d", device)
             mount.mkdir()
-            _run("mount", *(("-o", options) if options else ()), device, str(mount))
+            _run("mount", device, str(mount))
             undo.callback(_run, "umount", "-l", str(mount))  # also where a measurement failed
         except (OSError, subprocess.CalledProcessError):
             yield None

@@ -6,7 +6,7 @@ Bytes written to a block device, journal included, over those of the sample.
 
 Every sample is kept; while the store fills, and once it is full and each one replaces another.
 Needs a loop mount, so it mostly means root; elsewhere it says so and measures nothing. Rates are
-real: the quick form takes three minutes, the long one three quarters of an hour.
+real: the quick form takes two minutes, the long one half an hour.
 """
 
 import argparse
@@ -50,28 +50,23 @@ class Case:
     answer_ms: int | None
     """How long senders wait for an answer; None: they await none."""
     sector: int | None
-    lazy: bool = False
-    """Whether the file system is mounted with `lazytime`."""
 
     @property
     def name(self) -> str:
         """What the case is called in tables."""
         state = "full" if self.full else "filling"
         awaited = "no answer" if self.answer_ms is None else f"answer in {self.answer_ms} ms"
-        mounted = ", lazytime" * self.lazy
-        return f"{self.rate:g}/s, {state}, {awaited}, sector {self.sector or '-'}{mounted}"
+        return f"{self.rate:g}/s, {state}, {awaited}, sector {self.sector or '-'}"
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """Every rate with and without answers, with and without sectors; the slowest lazily, too."""
+    """Every rate with and without answers, with and without sectors."""
     rates = (1.0, 10.0, 100.0)
-    found = [
+    return [
         Case(*parts)
         for parts in product(rates, (False, True), (None, 100, 10_000), (None, 512))
         if not quick or parts[2] != 100
     ]
-    lazily = product((False, True), (None, 512))
-    return found + [Case(rates[0], full, 10_000, sector, lazy=True) for full, sector in lazily]
 
 
 def measure(*, quick: bool) -> dict[str, dict[str, float]] | None:
@@ -89,7 +84,7 @@ def measure(*, quick: bool) -> dict[str, dict[str, float]] | None:
             for case, child in zip(batch, children, strict=True):
                 output, _ = child.communicate()
                 found[case.name] = json.loads(output.splitlines()[-1])
-                print(f"{case.name:56} {_line(found[case.name])}", flush=True)
+                print(f"{case.name:44} {_line(found[case.name])}", flush=True)
     return found
 
 
@@ -120,7 +115,7 @@ def run_case(folder: Path, case: Case, *, quick: bool) -> dict[str, float]:
     # At one a second statistics are written every ten minutes: the long form sees them once.
     seconds = (40 if quick else 120) if case.rate > 1 else (60 if quick else 660)
     unique = "-".join(map(str, astuple(case)))
-    with block_device(folder, unique, options="lazytime" if case.lazy else "") as device:
+    with block_device(folder, unique) as device:
         assert device is not None
         config = parse_config(
             {

@@ -10,7 +10,7 @@ limits: what remains of a round when nothing that can be switched off is on.
 
 import argparse
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -109,7 +109,7 @@ class Parts:
     """Processor time by part, each without the parts that it called."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._running: list[str] = []
         self._since = process_time()
 
@@ -160,7 +160,7 @@ def play(simulator: Simulator, rounds: int) -> None:
         simulator.play_round(evaluated=False)
 
 
-def measure(task: str, method: str, rounds: int) -> tuple[float, Counter[str]]:
+def measure(task: str, method: str, rounds: int) -> tuple[float, dict[str, float]]:
     """Milliseconds of a round without timers, and by part with them, from one snapshot."""
     simulator = Simulator(resolve(merged(TASKS[task], METHODS[method])))
     play(simulator, WARM_UP if task != "large" else 5)
@@ -172,7 +172,7 @@ def measure(task: str, method: str, rounds: int) -> tuple[float, Counter[str]]:
     parts = Parts()
     with parts.watching(learner_parts(simulator)):
         play(simulator, rounds)
-    found = Counter({part: 1e3 * s / rounds for part, s in parts.seconds.items()})
+    found = {name: 1e3 * parts.seconds[name] / rounds for name in (*PARTS, "rest")}
     return 1e3 * whole / rounds, found
 
 

@@ -12,6 +12,7 @@ from fedkeep.agent.uploads import UploadOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
 from fedkeep.core.gist import GistOptions
+from fedkeep.core.rules.options import Rule
 from fedkeep.core.waiting import WaitingOptions
 from fedkeep.core.weighting import Weighting
 from fedkeep.privacy.options import PrivacyOptions
@@ -27,6 +28,7 @@ TABLES: dict[str, type[Any]] = {
     "[weights]": Weighting,
     "[privacy]": PrivacyOptions,
     "[waiting]": WaitingOptions,
+    "[[rule]]": Rule,
     "[metrics]": MetricsOptions,
     "[upload]": UploadOptions,
     "[remote]": RemoteOptions,
@@ -65,7 +67,7 @@ def _tables(tables: dict[str, type[Any]]) -> str:
                 continue
             default = (
                 "the kind"
-                if (key.name, key.default) == ("name", "needed")
+                if (key.name, key.default) == ("name", "needed") and name != "[[rule]]"
                 else WORDS.get(key.default)
             )
             text = key.text.replace("|", "\\|")

@@ -55,7 +55,7 @@ TIERS: dict[str, tuple[str, ...]] = {
 }
 SUITES = ("gist", "arena", "choice", "sketch", "helps", "labels", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
-SCRIPTS = ("claims", "theory", "table3")
+SCRIPTS = ("claims", "theory", "table3", "steps")
 """What is measured by a separate program, in tier A."""
 SHORTENED = ("motivation/", "authors/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""

@@ -10,9 +10,9 @@ from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
 from lab.opening import arena_tables, choosing, opening, sweeps
-from lab.readme import is_outdated
 from lab.results import Paper, Results, mean_curve, verdicts
 from lab.suite import read_suite
+from lab.verdict_tables import is_outdated
 
 TITLE = "fedkeep: the paper's evidence, run again"
 _FOLDERS = {

@@ -22,6 +22,7 @@ from lab.blocks import sheet
 from lab.findings import Interval, finals, in_words
 from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
+from lab.step_lengths import steps_table
 from lab.verdict_tables import (
     PAPER_TASKS,
     bytes_sentence,
@@ -286,6 +287,7 @@ def _best_by_budget(results: Path) -> Iterator[tuple[str, int, Any, Any]]:
             for method, listed in methods.items()
             if method != "worth"
             for size, slots, *reached in listed
+            if reached[1] is not None  # one seed is no evidence
         ]
         for budget in _BUDGETS:
             fitting = [point for point in points if point[0] <= 1000 * budget]
@@ -503,6 +505,7 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results-bytes": bytes_table,
     "paper-table2": paper_table,
     "paper-claims": claims_table,
+    "paper-steps": steps_table,
     "costs": costs_table,
     "results-counts": stream_counts,
     "bytes-verdict": bytes_verdict,

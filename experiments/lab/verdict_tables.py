@@ -79,7 +79,8 @@ def came_back_table(experiments: Path, results: Path) -> str:
     """Which signs of Table 2 came back, by task."""
     paper = Paper(experiments / "paper.toml")
     ours = Results(results, paper)
-    rows, counts = [], Counter[str]()
+    rows: list[tuple[str, ...]] = []
+    counts = Counter[str]()
     for task in PAPER_TASKS:
         found = came_back(ours, paper, task)
         if not found:

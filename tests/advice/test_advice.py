@@ -204,6 +204,7 @@ def test_a_whole_advice_leaves_files_that_can_be_used(
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.exception
     assert "\nUse " in done.output
+    assert "\nBy the rule for bytes, 90,001 bytes hold " in done.output
     advice = folder / "advice" / "mine"
     cells = expand(read_experiment(advice / "experiment.toml"))
     slots = {}

@@ -16,9 +16,9 @@ NAMES = ("10", "ok", "worn")
 
 @pytest.mark.parametrize(
     ("label", "number"),
-    [("ok", 1), ("worn", 2), ("10", 0), (10, 0), (10.0, 0), (1, None), ("OK", None), (True, None)],
+    [("ok", 1), ("worn", 2), ("10", 0), (10, 0), (10.0, 0), (1, -1), ("OK", -1), (True, -1)],
 )
-def test_a_name_or_its_digits_stand_for_the_label(label: object, number: int | None) -> None:
+def test_a_name_or_its_digits_stand_for_the_label(label: object, number: int) -> None:
     line = FieldNames().parse_json(json.dumps({"x": [1.0], "y": label}).encode())
     assert line is not None
     arrival = Arrival(line.x, line.y, line.id, "pump")

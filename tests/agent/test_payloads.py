@@ -614,7 +614,7 @@ def test_raw_messages_are_files_with_user_properties(broker: int, tmp_path: Path
         while not client.status().samples and time.monotonic() < deadline:
             subprocess.run(command, cwd=tmp_path, check=True)
             time.sleep(0.2)
-        [part] = client.pull()
+        [part] = client.pull_samples()
     assert (part.samples[0].name, part.samples[0].data) == ("a", picture(3))
 
 

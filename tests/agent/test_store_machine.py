@@ -66,7 +66,7 @@ class StoreMachine(RuleBasedStateMachine):
         run.quotas = np.full(REGIONS, LAYOUT.capacity // REGIONS)
         run.file = run.store.file = opened.file
         run.store._index = MemoryStore(run.quotas)
-        run.store.stored, run.store.ranks = run.store._index.stored, run.store._index.ranks
+        run.store.ranks = run.store._index.ranks
         run.store.load(opened.blobs)
         run.store.restore({"quotas": run.quotas})
         self.run, self.disk = run, opened.file.disk

@@ -282,7 +282,7 @@ def test_pulling_by_id_label_source_and_time(tmp_path: Path) -> None:
 
     def pulled(**conditions: Any) -> list[str]:
         with AgentClient(str(tmp_path / "a.sock")) as client:
-            parts = list(client.pull(SampleFilter(**conditions)))
+            parts = list(client.pull_samples(SampleFilter(**conditions)))
         return [one.name or str(one.id) for part in parts for one in part.samples]
 
     try:
@@ -321,7 +321,7 @@ def test_many_samples_are_given_out_in_parts(
     feed(assembly.agent, 0, 13)
     service = Service(assembly.agent)
     with AgentClient(str(tmp_path / "a.sock")) as client:
-        parts = [len(part.samples) for part in client.pull()]
+        parts = [len(part.samples) for part in client.pull_samples()]
     service.close()
     assembly.disk.close()
     assert parts == [5, 5, 3]

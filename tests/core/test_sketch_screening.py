@@ -8,7 +8,10 @@ import pytest
 from fedkeep.config.device import build_device
 from fedkeep.config.method import FleetSpec, parse_fleet, parse_method
 from fedkeep.core.device import Device
+from fedkeep.core.errors import RejectedError
 from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.gradients.layout import sketched_layout
+from fedkeep.core.screening import Limits, screen_sketch
 from fedkeep.core.server import Server
 from fedkeep.core.types import Batch, DeviceId, Report, Vector
 from fedkeep.protocol.messages import Reported
@@ -106,6 +109,18 @@ def test_a_sketch_that_contradicts_itself_is_rejected_by_name(forge: object) -> 
     spec = fleet()
     server = spec.server()
     assert played(server, devices(spec, "int8"), 3, forge) == {DEVICES - 1: "estimator-contradicts"}
+
+
+def test_in_four_bits_a_low_rank_says_nothing() -> None:
+    vectors = []
+    for rank in (3, 4):
+        layout = sketched_layout([(60, 40)], rank)
+        made = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
+        vectors.append((layout, unpack(pack(made, "int4", seed=0), layout.size)))
+    (low, one), (high, other) = vectors
+    screen_sketch(one, low, Limits())
+    with pytest.raises(RejectedError, match="estimator-contradicts"):
+        screen_sketch(other, high, Limits())
 
 
 def test_without_limits_or_under_noise_nothing_is_compared() -> None:

@@ -172,13 +172,12 @@ def test_a_correction_that_fades_is_made_again_only_where_it_turns(mode: str) ->
 def test_hundreds_of_participations_of_a_sketched_gist_do_not_drift() -> None:
     """The whole chain, with its rounding, stays where the same chain in float32 is."""
     learner = learner_for("mlp", (40,), LABELS, hidden=[20])
-    found = {}
+    exact: list[np.ndarray] = []
+    apart: dict[str, list[float]] = {"int8": [], "int4": []}
     encodings: tuple[Encoding, ...] = ("float32", "int8", "int4")
     for encoding in encodings:
         one = device(learner, GistOptions("local", rank=2, encoding=encoding), (40,))
         assert one.gist is not None
-        errors = []
-        truth = None
         for round_ in range(PARTICIPATIONS):
             one.observe(batch((40,), round_ % 50, n=8), float(round_))
             model = learner.initial(0) + np.float32(0.01 * (round_ % 2)) * learner.initial(1)
@@ -186,12 +185,12 @@ def test_hundreds_of_participations_of_a_sketched_gist_do_not_drift() -> None:
             vector = one.gist.vector()
             assert vector is not None
             if encoding == "float32":
-                errors.append(np.array(vector))
+                exact.append(np.array(vector))
             else:
-                truth = found["float32"][round_]
-                errors.append(np.linalg.norm(vector - truth) / np.linalg.norm(truth))
-        found[encoding] = errors
+                truth = exact[round_]
+                away = np.linalg.norm(vector - truth) / np.linalg.norm(truth)
+                apart[encoding].append(float(away))
     for encoding, most in (("int8", 0.05), ("int4", 0.6)):
-        early, late = (np.mean(part) for part in (found[encoding][50:150], found[encoding][-100:]))
+        early, late = (np.mean(part) for part in (apart[encoding][50:150], apart[encoding][-100:]))
         assert late < most
         assert late < 1.2 * early + 1e-3

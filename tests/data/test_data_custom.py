@@ -208,7 +208,7 @@ def test_a_wrong_npz_is_refused(change: dict[str, Any], message: str) -> None:
         ("device,label,a, a\n", ["k,1,1,1"], "2 columns called 'a'"),
         ("device,label,a,test\n", ["k,1,1,0", "k,0,1,0"], "leaves no sample for testing"),
         ("device,label,a,test\n", ["k,1,1,1", "k,0,1,1"], "leaves no sample for training"),
-        ("", [], "has no column 'label'"),
+        ("", [], "is empty: its first line must name the columns"),
     ],
     ids=lambda v: v if isinstance(v, str) and " " in v else "",
 )

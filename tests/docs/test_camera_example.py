@@ -35,7 +35,9 @@ def test_a_camera_with_daily_limits(tmp_path: Path) -> None:
         assert status.label_names == ("empty", "person")
         assert "daily_bytes allows" in status.uploads
         people = [
-            one for part in client.pull(SampleFilter(labels=("person",))) for one in part.samples
+            one
+            for part in client.pull_samples(SampleFilter(labels=("person",)))
+            for one in part.samples
         ]
     assert people
     sent = list((tmp_path / "uploaded" / "person").glob("*.jpg"))

@@ -1,6 +1,8 @@
 """Words about results follow from the results."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.results import Paper, Results
@@ -45,9 +47,12 @@ def test_streams_are_counted_by_the_sign_of_their_interval() -> None:
 
 
 def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
-    rows = [("t", [90.0, 1.0], [80.0, 1.0]), ("t", [90.0, 1.0], [89.0, 1.0])]
+    rows: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
+        ("t", [90.0, 1.0], [80.0, 1.0]),
+        ("t", [90.0, 1.0], [89.0, 1.0]),
+    ]
     rows += [("u", [70.0, None], [80.0, 1.0])]
-    words = bytes_sentence(rows)  # type: ignore[arg-type]
+    words = bytes_sentence(rows)
     assert "by 3 comparisons on 2 tasks: the best store with a gist is ahead in 1" in words
     assert "the best without one in 1, and the intervals overlap in 1." in words
 

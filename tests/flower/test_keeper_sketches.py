@@ -53,7 +53,7 @@ def make_app(gist: dict[str, object]) -> ClientApp:
             labels = torch.tensor([y for _, y in kept])
             for _ in range(3):
                 optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+                torch.autograd.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
                 optimizer.step()
             records = keeper.records()
         metrics = MetricRecord({"num-examples": len(kept)})

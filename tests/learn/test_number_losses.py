@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.gradients.accumulator import GradientAccumulator, clip_weights
 from fedkeep.core.protocols import FleetLearner, TrainingJob
 from fedkeep.core.targets import NumberTargets
 from fedkeep.core.types import AnyArray, Batch, LocalTraining, Vector
@@ -23,6 +24,7 @@ from fedkeep.learn.models import learner_for
 from fedkeep.learn.objective import Objective
 from fedkeep.learn.torch_learner import TorchLearner
 from fedkeep.learn.torch_measurements import AutogradMeasurements, TorchMeasurements
+from fedkeep.testing import check_learner
 
 SQUARED = NumberLoss("squared", centre=3.0, scale=2.0)
 HUBER = NumberLoss("huber", delta=0.5, centre=3.0, scale=2.0)
@@ -320,3 +322,25 @@ def test_an_exported_file_values_and_trains_its_head(loss: NumberLoss, tmp_path:
     losses, predicted = predict(learner, trained, batch.x, batch.y)
     assert predicted.shape == (20,)
     assert losses.mean() < seen.losses().mean()
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+@pytest.mark.parametrize("backend", ["dense", "batched layers"])
+def test_learners_of_numbers_pass_the_public_checks(backend: str, loss: NumberLoss) -> None:
+    learner, _ = backends(loss)[backend]
+    report = check_learner(learner, batch_of(9))
+    assert {"losses", "finite-differences", "training", "train-many"} <= set(report.passed)
+    assert not report.skipped
+
+
+def test_a_clipped_device_sends_no_sample_beyond_its_bound() -> None:
+    learner, clip = DenseLearner((6, 1), loss=SQUARED), 0.3
+    batch = batch_of(40)
+    batch.y[7] = 1e6  # one reading of a broken meter
+    seen = learner.probe(learner.initial(0)).measure(batch)
+    lengths = clip_weights(seen.norms(), clip) * seen.norms()
+    assert lengths.max() <= clip * (1 + 1e-6)
+    assert lengths[7] == pytest.approx(clip, rel=1e-5)
+    gradients = GradientAccumulator(learner.gradient_size, 1, clip)
+    gradients.add(seen, np.zeros(40, dtype=np.int64))
+    assert np.linalg.norm(gradients.mean()) <= clip * (1 + 1e-5)

@@ -59,8 +59,8 @@ DATA = [
     ("nodevice.csv", "line 62: device '' is neither a whole number nor a name"),
     ("onelabel.csv", "has a single label, 'ok': there is nothing to tell apart"),
     ("unnamed.csv", "column 3 has no name: if it counts the rows, leave it out (in"),
-    ("semicolon.csv", "has no column 'label'; it has 'device;label;a;b' (its cells are"),
-    ("tabs.csv", "has no column 'label'; it has 'device\\tlabel\\ta\\tb' (its cells"),
+    ("semicolon.csv", "has no column 'label'; it has device;label;a;b (its cells are"),
+    ("tabs.csv", "has no column 'label'; it has device\\tlabel\\ta\\tb (its cells"),
     ("unix.csv", "t looks like a time since 1970, and a time is no feature: set"),
     ("testcol.csv", "line 2: test must be 0 or 1, got 'maybe'"),
     ("alltest.csv", "leaves no sample for training: the model needs some for either"),
@@ -69,7 +69,7 @@ DATA = [
     ("nul.csv", "line 62: a cell holds a zero byte"),
     ("quote.csv", "line 62: 2 cells, but the header has 4"),
     ("bigcell.csv", "cannot be read as CSV in UTF-8: field larger than field limit"),
-    ("nowheader.csv", "has no column 'label'; it has 'd0', 'no', '0.0', '0' (set"),
+    ("nowheader.csv", "has no column 'label'; it has d0, no, 0.0, 0 (set"),
     ("data.txt", "must end in .npz, .csv or .parquet"),
     ("folder.csv", "is a folder: name a file in it"),
     ("binary.npz", "is no npz file, or holds Python objects: save plain arrays with"),
@@ -101,7 +101,7 @@ DATA = [
     ("nested.parquet", "row 0: a is '[1. 2.]', which is no number: leave the column"),
     ("null.parquet", "row 0: a feature is missing, NaN or infinite"),
     ("nulllabel.parquet", "row 1: label 'None' is neither a whole number nor a name"),
-    ("nolabel.parquet", "has no column 'label'; it has 'device', 'a' (set task.label)"),
+    ("nolabel.parquet", "has no column 'label'; it has device, a (set task.label)"),
     ("sources.py:missing", "'sources.py' has no 'missing': known are: broken, empty, needs,"),
     ("sources.py:empty", "yielded no sample"),
     ("sources.py:number", "gave 5, not samples: it must return or yield tuples (device, x,"),
@@ -466,15 +466,15 @@ COMMANDS = [
     ("advise good.csv --drift 2", "Invalid value for '--drift': 2.0 is not in the range"),
     (
         "advise good.csv --device machine",
-        "good.csv has no column 'machine'; it has 'device', 'label',",
+        "good.csv has no column 'machine'; it has device, label,",
     ),
     (
         "advise good.csv --label class",
-        "good.csv has no column 'class'; it has 'device', 'label', 'a',",
+        "good.csv has no column 'class'; it has device, label, a,",
     ),
     (
         "advise good.csv --time when",
-        "good.csv has no column 'when'; it has 'device', 'label', 'a',",
+        "good.csv has no column 'when'; it has device, label, a,",
     ),
     (
         "advise good.csv --time label",
@@ -1413,7 +1413,7 @@ CALLS = [
     (lambda: fedkeep.advise("good.csv", backend="gpu"), "backend takes local or ray, got 'gpu'"),
     (
         lambda: fedkeep.advise("good.csv", device="machine"),
-        "good.csv has no column 'machine'; it has 'device', 'label',",
+        "good.csv has no column 'machine'; it has device, label,",
     ),
     (
         lambda: fedkeep.advise("good.csv", participation=0),

@@ -32,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scalars(folder: Path) -> dict[tuple[str, int], float]:
     """Read the one event file of a folder: records of length, checksum, event, checksum."""
     (file,) = folder.glob("events.out.tfevents.*")
-    data, found = file.read_bytes(), {}
+    data = file.read_bytes()
+    found: dict[tuple[str, int], float] = {}
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         event = Event.FromString(data[12 : 12 + length])

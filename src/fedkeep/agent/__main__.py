@@ -45,7 +45,8 @@ def main(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "fedkeep.agent", *arguments]
         os.execve(sys.executable, command, {**os.environ, RESTARTED: "1"})
     except (FedkeepError, OSError) as error:
-        sys.stderr.write(f"fedkeep: {printable(str(error))}\n")
+        mistake = "\n".join(map(printable, str(error).split("\n")))
+        sys.stderr.write(f"fedkeep: {mistake}\n")
         return 2 if isinstance(error, ConfigError | DataError | MissingExtraError) else 1
     return 0
 

@@ -31,6 +31,7 @@ from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult, Stateful
+from fedkeep.core.rules.book import RecordContext
 from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder
 from fedkeep.core.waiting import LabelResult
@@ -97,6 +98,10 @@ class Agent:
         self.door = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
+        self._ttl = {
+            rule.name: rule.ttl_days for rule in config.method.rules if rule.ttl_days is not None
+        }
+        """Days for which rules let stay what they hold, where they say so."""
         self.uploads: Uploads | None = None
         """What leaves the device by consent; None: no sample does."""
         self.remote: Remote | None = None
@@ -270,7 +275,7 @@ class Agent:
 
     def _judge_samples(self, source: str, group: list[Arrival]) -> "_Fates":
         batch, sound, fates = self._screened(source, group, labelled=True)
-        return fates + list(zip(sound, self._take_in(batch) if sound else (), strict=True))
+        return fates + list(zip(sound, self._take_in(batch, sound) if sound else (), strict=True))
 
     def _judge_unlabelled(self, source: str, group: list[Arrival]) -> "_Fates":
         batch, sound, fates = self._screened(source, group, labelled=False)
@@ -357,7 +362,7 @@ class Agent:
                 if not now - behind <= arrival.time <= now + ahead:
                     self.counters["time.doubted"] += 1
 
-    def _take_in(self, batch: Batch) -> list[str]:
+    def _take_in(self, batch: Batch, arrivals: list[Arrival]) -> list[str]:
         """Value and store what is worth it; returns what became of each sample.
 
         One that is stored, or came earlier in the batch, changes nothing: no key is drawn and
@@ -369,16 +374,36 @@ class Agent:
         fates = [_FATES[OfferResult.REFRESHED]] * len(batch)
         new = np.flatnonzero(first)
         if len(new):
-            for place, fate in zip(new.tolist(), self._value(batch.take(new)), strict=True):
+            came = [arrivals[place] for place in new.tolist()]
+            for place, fate in zip(new.tolist(), self._value(batch.take(new), came), strict=True):
                 fates[place] = fate
         return fates
 
-    def _value(self, batch: Batch) -> list[str]:
+    def _value(self, batch: Batch, arrivals: list[Arrival]) -> list[str]:
         """Decide on samples of which none is stored; returns their fates."""
         batch = Batch(self._coarsened(batch.x), batch.y, batch.ids)
         measured = self.device.measure(batch)
-        outcome = self.device.ingest(batch, self.store.clock.now(), measured)
-        return [_FATES[fate] for fate in outcome.results.tolist()]
+        rules, context = self.device.rules, None
+        if rules is not None:
+            now = self.store.clock.wall()
+            times = [now if math.isnan(arrival.time) else arrival.time for arrival in arrivals]
+            fields = [arrival.fields for arrival in arrivals]
+            context = RecordContext(fields, self.store.source, np.array(times))
+        outcome = self.device.ingest(batch, self.store.clock.now(), measured, context)
+        fates = [_FATES[fate] for fate in outcome.results.tolist()]
+        if rules is not None and rules.refused:
+            fates = self._forbidden(batch, fates, rules.refused)
+        return fates
+
+    def _forbidden(self, batch: Batch, fates: list[str], refused: dict[int, str]) -> list[str]:
+        """Note which samples of a batch rules never store; returns all fates."""
+        for name in dict.fromkeys(refused.values()):
+            chosen = np.array([refused.get(id_) == name for id_ in batch.ids.tolist()])
+            self.store.log_forbidden(batch.take(chosen), name)
+        ids = batch.ids.tolist()
+        return [
+            "refused.rule" if i in refused else fate for i, fate in zip(ids, fates, strict=True)
+        ]
 
     def _coarsened(self, x: AnyArray) -> AnyArray:
         """Return samples as the store gives them back, and count those that lost precision."""
@@ -500,7 +525,8 @@ class Agent:
             expired = [
                 id_
                 for id_, note in notes
-                if (days and self._age(note) > days * DAY) or id_ in erased
+                if id_ in erased
+                or ((most := self._ttl_of(id_, days)) and self._age(note) > most * DAY)
             ]
             if not expired or not self.commit(whole=bool(self._awaited_whole)):
                 return 0
@@ -510,6 +536,17 @@ class Agent:
             self.counters["expired"] += removed
             discard_copies(self.store_path)
         return len(expired)
+
+    def _ttl_of(self, id_: int, days: float) -> float:
+        """Return the days for which a sample may be stored; 0: for ever.
+
+        The longest of the rules that hold it and say so, instead of the store's.
+        """
+        if not self._ttl:
+            return days
+        return max(
+            (self._ttl[name] for name in self.store.holders(id_) if name in self._ttl), default=days
+        )
 
     def _age(self, note: SampleMetadata) -> float:
         """Return for how many seconds a sample has certainly been there.

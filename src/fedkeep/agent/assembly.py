@@ -14,10 +14,16 @@ import numpy as np
 import fedkeep.core.policies
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Source
-from fedkeep.agent.durable_store import DurableStore
+from fedkeep.agent.durable_store import COPIES, DurableStore
 from fedkeep.agent.pacing import CommitPacer
 from fedkeep.agent.payloads import PayloadDecoder
-from fedkeep.agent.record import CounterBook, DecisionLog, ModelVersion, SampleForm
+from fedkeep.agent.record import (
+    CounterBook,
+    DecisionLog,
+    ModelVersion,
+    SampleForm,
+    SampleMetadata,
+)
 from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.retention import AgeClock, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds
@@ -35,7 +41,7 @@ from fedkeep.agent.store_file import (
 )
 from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
-from fedkeep.config.device import build_device, build_memory_store
+from fedkeep.config.device import build_device, build_memory_store, build_rules
 from fedkeep.config.method import (
     DEVICE_TABLES,
     MethodConfig,
@@ -52,6 +58,7 @@ from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import DescribedState, Learner, Store
 from fedkeep.core.regions import Regions, regions_for
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.rules.book import RuleBook
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.state import (
     drop_learned,
@@ -79,6 +86,8 @@ _BUCKETS = 12
 """Of the last hour's velocities; they are written with every commit, so few."""
 _ARRAY_HEAD_BYTES = 48
 """What the file writes of an array beside its numbers, on average."""
+_RULE_BYTES = 2048
+"""For the names of rules, as samples say which of them hold them."""
 _POLICY_BYTES = 1024
 """Left for past measurements that a policy asks for, whose number is not known beforehand."""
 _LARGEST_PAYLOAD = 1 << 26
@@ -245,7 +254,7 @@ _OPTIONS: dict[str, Any] = {
     if is_dataclass(one.type) and one.name != "method"
 }
 _METHOD = ("policy", *(key for key in DEVICE_TABLES if key != "aggregation"))
-_TABLES = ("preset", "model", "source", "regions", *_METHOD, *_OPTIONS)
+_TABLES = ("preset", "model", "source", "regions", "rule", *_METHOD, *_OPTIONS)
 
 
 def read_config(path: Path) -> AgentConfig:
@@ -268,7 +277,8 @@ def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
         if key not in _TABLES:
             raise ConfigError(f"unknown table '{key}': {did_you_mean(key, _TABLES)}")
     _check_device_keys(table)
-    method = parse_method({key: table[key] for key in ("preset", *_METHOD) if key in table})
+    own = ("preset", "rule", "samples", *_METHOD)
+    method = parse_method({key: table[key] for key in own if key in table})
     if method.policy.unbounded:
         raise ConfigError(
             f"policy '{method.policy_name}' keeps everything, which no budget of bytes can hold"
@@ -346,6 +356,7 @@ def assemble(config: AgentConfig) -> Agent:
     def layout_of(options: StoreOptions) -> StoreLayout:
         chosen = replace(config, store=options)
         state = _state_bytes(_state_spec(chosen, learner, privacy))
+        state += COPIES * _RULE_BYTES * bool(config.method.rules)
         return plan(options, chosen.form, state)
 
     decode = _decoder(config.samples)
@@ -370,7 +381,8 @@ def assemble(config: AgentConfig) -> Agent:
             config.regions,
         )
         draw_seed = child_seed(config.agent.seed or opened.now["salt"], "keys")
-        device = _make_device(config, learner, store, layout.capacity, draw_seed)
+        rules = _rules_over(config, index, store)
+        device = _make_device(config, learner, store, layout.capacity, draw_seed, rules)
         agent = Agent(device, store, layout.reserve, config, decode)
         state = _carried_over(store.load(opened.blobs), opened, spec)
         _check_waiting(config, layout, len(store.records))
@@ -378,6 +390,8 @@ def assemble(config: AgentConfig) -> Agent:
         if privacy is not None:
             _guard(agent, privacy, state, damaged=damaged)
         agent.restore(state, damaged=damaged)
+        if rules is not None and rules.store.slots > device.capacity:
+            device.selection.divide()  # rules that are new take their slots from the policy's
         if device.model is None and "path" in config.model:
             device.set_model(learner.initial(0))
         if config.upload.enabled:
@@ -434,15 +448,47 @@ def _state_within(config: AgentConfig) -> int:
     samples = config.samples
     learner = learner_of(config.model, samples.shape, samples.count, samples.numbers)
     privacy = config.method.privacy if config.accounted else None
-    return _state_bytes(_state_spec(config, learner, privacy))
+    state = _state_bytes(_state_spec(config, learner, privacy))
+    return state + COPIES * _RULE_BYTES * bool(config.method.rules)
 
 
 def _memory_store(config: AgentConfig) -> MemoryStore:
-    return build_memory_store(config.method, np.zeros(config.regions.count, dtype=np.int64))
+    none = np.zeros(config.regions.count, dtype=np.int64)
+    return build_memory_store(config.method, none, config.samples.count)
+
+
+def _rules_over(config: AgentConfig, index: MemoryStore, store: DurableStore) -> RuleBook | None:
+    """Make what matches the rules, and let the store know which of its samples they hold."""
+    rules = build_rules(config.method, index, config.samples.names)
+    if rules is None:
+        return None
+    numbers = {rule.name: number for number, rule in enumerate(rules.rules)}
+    store.log.rules = tuple(numbers)
+    store.source_bytes += _RULE_BYTES
+
+    def groups_of(note: SampleMetadata) -> list[tuple[int, int]]:
+        held_by = [numbers[name] for name in note.rules if name in numbers]
+        return [
+            (number, rules.group(rules.rules[number], note.label, note.source, _time_of(note)))
+            for number in held_by
+        ]
+
+    store.groups_of = groups_of
+    return rules
+
+
+def _time_of(note: SampleMetadata) -> float:
+    """Return a sample's own time, or that of its arrival."""
+    return note.wall if math.isnan(note.time) else note.time
 
 
 def _make_device(
-    config: AgentConfig, learner: Learner, store: Store, capacity: int, draw_seed: int
+    config: AgentConfig,
+    learner: Learner,
+    store: Store,
+    capacity: int,
+    draw_seed: int,
+    rules: RuleBook | None = None,
 ) -> Device:
     regions = config.regions
     return build_device(
@@ -458,6 +504,7 @@ def _make_device(
         seed=config.agent.seed,
         draw_seed=draw_seed,
         journal=store if isinstance(store, DurableStore) else None,
+        rules=rules,
     )
 
 

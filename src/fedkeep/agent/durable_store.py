@@ -20,12 +20,14 @@ from fedkeep.agent.record import (
     SampleMetadata,
     Verdict,
     join_content,
+    origin_of,
     split_content,
 )
 from fedkeep.agent.retention import AgeClock
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError
 from fedkeep.core.protocols import OfferResult, Outcome, Stored
 from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
+from fedkeep.core.rules.store import HELD, HeldSample, RuledStore
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.types import AnyArray, ArraySpec, Batch, IntArray, Scores, State, StateSpec
 from fedkeep.core.waiting import UNLABELLED, Departure
@@ -52,6 +54,8 @@ RANKS = {False: np.dtype(_RANK), True: np.dtype([*_RANK, ("effective", "<f8")])}
 Where `after_use` is `discount`.
 """
 _RANKS = "ranks."
+_LATE_AT_ONCE = 8
+"""No store has less room than this beside its samples."""
 _RANKED = 1
 """The tier of a sample that nothing but its score moves; as in `MemoryStore.snapshot`."""
 
@@ -66,7 +70,7 @@ class DurableStore:
     label, like one that is corrected, comes with a record that takes the former one's place.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one journal's parts
         self,
         file: CellFile,
         index: MemoryStore,
@@ -126,6 +130,9 @@ class DurableStore:
         """Samples that the next commit has to write, encoded, each with the blob whose place it
         takes, if any.
         """
+        self._late: dict[int, tuple[bytes, int | None]] = {}
+        """The same of samples that rules hold after all; written a few at a time, since there can
+        be more of them than one commit has room for."""
         self._settled: dict[bytes, bytes] = {}
         """The samples settled last, and how each of them is encoded."""
         self._quotas: IntArray | None = None
@@ -134,6 +141,14 @@ class DurableStore:
         self._samples: dict[int, bytes] = {}
         self._waiting_rows: dict[int, bytes] = {}
         self._sources = [""]
+        self.source_bytes = SOURCE_NAMES
+        """Of the names of sources, with those of rules."""
+        self.groups_of: Callable[[SampleMetadata], list[tuple[int, int]]] | None = None
+        """Tells the rules that held a sample, and its group under each; None without rules."""
+        self._remembered: dict[int, SampleMetadata] = {}
+        """What a rule needs to know of a sample of the batch, if it holds it later on."""
+        if isinstance(index, RuledStore):
+            index.tag = lambda id_: (self._remembered.get(id_), self.payloads.get(id_))
         self.readable = False
         """Whether all that samples cannot be read without is on the disk.
 
@@ -147,6 +162,8 @@ class DurableStore:
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples; what is kept is written by the next commit."""
+        labels, targets = self._labelled(batch)
+        self._remember(batch.ids, labels, targets)
         if self._decode is not None:
             # The files are kept, and the numbers made again when they are wanted.
             slim = Batch(np.zeros((len(batch), 0), np.float32), batch.y, batch.ids)
@@ -155,7 +172,6 @@ class DurableStore:
             outcome = self._index.offer(batch, regions, scores, arrivals)
         wall, taken = self.clock.wall(), self.clock.now()
         refused = outcome.results == OfferResult.REFUSED
-        labels, targets = self._labelled(batch)
         self.log.add_refusals(labels, batch.ids, arrivals, outcome, self.model_version, wall)
         columns = (batch.ids, arrivals, scores, outcome.thresholds, outcome.evicted, labels)
         for i in np.flatnonzero(~refused | (outcome.evicted >= 0)).tolist():
@@ -164,21 +180,24 @@ class DurableStore:
             ]:  # it was stored, came again and leaves; later in the batch it may be kept anew
                 self._let_go([int(batch.ids[i])], Verdict.DROPPED)
                 continue
-            known = [column[i].item() for column in columns]
-            note = SampleMetadata._make(
-                [
-                    *known,
-                    self.model_version,
-                    taken,
-                    wall,
-                    self.source,
-                    int(regions[i]),
-                    0,
-                    self.names.get(known[0], "") if self.name_bytes else "",
-                    targets[i],
-                    self.times.get(known[0], math.nan) if self._form.extra_bytes else math.nan,
-                ]
+            id_, arrival, score, floor, displaced, label = (c[i].item() for c in columns)
+            note = SampleMetadata(
+                id_,
+                arrival,
+                score,
+                floor,
+                displaced,
+                label,
+                self.model_version,
+                taken,
+                wall,
+                self.source,
+                int(regions[i]),
+                name=self.names.get(id_, "") if self.name_bytes else "",
+                target=targets[i],
+                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
             )
+            note = self._with_rules(note)
             fate = outcome.results[i]
             self.log.add(note, Verdict(int(fate)))
             if (before := self._before.pop(note.id, None)) is not None:
@@ -194,9 +213,10 @@ class DurableStore:
                 place = self._discard(note.displaced) if fate == OfferResult.REPLACED else None
                 content = join_content(self._row(batch, i), note, self._form)
                 self.records[note.id], self.staged[note.id] = note, (content, place)
-                self._name_source()
+                self._name_origin(note)
         self._before.clear()
         self._released.clear()
+        self._follow_rules()
         if self._decode is not None:
             self._fit(batch, outcome)
         return outcome
@@ -311,6 +331,8 @@ class DurableStore:
         """Return the numbers of a stored sample."""
         if self._decode is not None:
             return np.asarray(self.samples([id_])[0])
+        if isinstance(self._index, RuledStore) and (held := self._index.held(id_)) is not None:
+            return held.x
         batch = self.stored().batch
         return np.asarray(batch.x[int(np.flatnonzero(batch.ids == id_)[0])])
 
@@ -335,13 +357,88 @@ class DurableStore:
         rows = batch.y.reshape(len(batch), self._width).tolist()
         return self._targets.assign(batch.y), list(map(tuple, rows))
 
+    def _with_rules(self, note: SampleMetadata) -> SampleMetadata:
+        """Note the rules that hold a sample."""
+        index = self._index
+        if not isinstance(index, RuledStore) or not (holders := index.holders(note.id)):
+            return note
+        names = tuple(index.rules[rule].name for rule in holders)
+        return note._replace(rules=names, apart=not index.in_policy(note.id))
+
+    def _follow_rules(self) -> None:
+        """Stage what rules hold after all, and let go what they hold no longer."""
+        if not isinstance(self._index, RuledStore):
+            return
+        gone, late = self._index.take_changes()
+        self._let_go(gone, Verdict.DROPPED)
+        for sample in late:
+            known = self.records.get(sample.id)
+            note = self._with_rules(known or self._late_note(sample))
+            if note == known:
+                continue
+            place, file = None, self._files.get(sample.id, sample.tag[1])
+            if known is None:
+                self.log.add(note, Verdict.KEPT)
+            else:
+                place = self._discard(sample.id)
+            if self._decode is None:
+                [row] = self.codec.encode(sample.x[None])
+            else:
+                self._released[sample.id] = file
+                row = self._keep_file(sample.id)
+            self.records[note.id] = note
+            self._late[note.id] = join_content(row, note, self._form), place
+            self._name_origin(note)
+        self._released.clear()
+
+    def _remember(
+        self, ids: IntArray, labels: IntArray, targets: Sequence[tuple[float, ...]]
+    ) -> None:
+        """Note what is known of a batch, where a rule may hold samples of it later on."""
+        if not isinstance(self._index, RuledStore) or not self._index.remembers:
+            return
+        self._remembered = {
+            id_: SampleMetadata(
+                id_,
+                label=label,
+                name=self.names.get(id_, "") if self.name_bytes else "",
+                target=target,
+                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+            )
+            for id_, label, target in zip(ids.tolist(), labels.tolist(), targets, strict=True)
+        }
+
+    def _late_note(self, sample: HeldSample) -> SampleMetadata:
+        """Return what is known of a sample that was not kept when it came."""
+        note: SampleMetadata = sample.tag[0] or SampleMetadata(sample.id)
+        return note._replace(
+            arrival=sample.arrival,
+            score=sample.score,
+            model_version=self.model_version,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            region=sample.region,
+        )
+
+    def log_forbidden(self, batch: Batch, rule: str) -> None:
+        """Log samples that a rule never stores."""
+        labels, _ = self._labelled(batch)
+        self.log.add_forbidden(labels, batch.ids, rule, self.clock.wall())
+
+    def holders(self, id_: int) -> list[str]:
+        """Return the names of the rules that hold a stored sample."""
+        index = self._index
+        if not isinstance(index, RuledStore):
+            return []
+        return [index.rules[rule].name for rule in index.holders(id_)]
+
     def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
         note = self.records[id_]._replace(label=label, region=region, score=score)
         file = self._files.get(id_)
         if file is None:
-            x = self._index.stored().batch
-            [row] = self.codec.encode(x.x[x.ids == id_])
+            [row] = self.codec.encode(self.numbers(id_)[None])
         place = self._discard(id_)
         if file is not None:
             self._released[id_] = file
@@ -380,7 +477,7 @@ class DurableStore:
             row = self._settled.get(x.tobytes()) or self.codec.encode(x[None])[0]
         self.unlabelled[id_] = note
         self.staged[id_] = join_content(row, note, self._form), place
-        self._name_source()
+        self._name_origin(note)
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
@@ -416,12 +513,17 @@ class DurableStore:
         self._waiting_rows = {}
         return len(ids)
 
-    def _name_source(self) -> None:
-        """Give the present source a number, if there is room for its name."""
-        sources = [*self._sources, self.source]
-        fits = len("\n".join(sources).encode()) <= SOURCE_NAMES
-        if self.source not in self._sources and fits:
-            self._sources, self.readable = sources, False
+    def _name_origin(self, note: SampleMetadata) -> None:
+        """Give a sample's source a number, with the rules that hold it, if there is room."""
+        if not note.rules and note.source in self._sources:
+            return
+        for origin in dict.fromkeys((origin_of(note), note.source)):
+            if origin in self._sources:
+                return
+            sources = [*self._sources, origin]
+            if len("\n".join(sources).encode()) <= self.source_bytes:
+                self._sources, self.readable = sources, False
+                return
 
     def rescore(self, scores: Scores) -> list[int]:
         """Rank what is stored anew; returns the ids of what was dropped."""
@@ -444,6 +546,13 @@ class DurableStore:
         """
         columns = rank_columns(self._ranks, self.records.values())
         notes = [self.records[id_] for id_ in columns["ids"].tolist()]
+        alone = np.array([note.apart for note in notes], dtype=bool) | (columns["tiers"] == HELD)
+        held_alone = [note for note, own in zip(notes, alone.tolist(), strict=True) if own]
+        if not isinstance(self._index, RuledStore):  # the rules are gone: the policy decides
+            columns["tiers"] = np.where(columns["tiers"] == HELD, _RANKED, columns["tiers"])
+        elif held_alone:
+            columns = {name: column[~alone] for name, column in columns.items()}
+            notes = [self.records[id_] for id_ in columns["ids"].tolist()]
         regions = np.array([note.region for note in notes], dtype=np.int64)
         held = np.bincount(regions, minlength=self._index.regions)
         quotas = state.get("quotas")
@@ -458,8 +567,28 @@ class DurableStore:
         if self._targets is not None:
             y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
+        self._hold_again(notes + held_alone)
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
+
+    def _hold_again(self, notes: Sequence[SampleMetadata]) -> None:
+        """Let rules hold the samples that the file says they held; of a rule that is gone, none."""
+        index = self._index
+        if not isinstance(index, RuledStore) or self.groups_of is None:
+            return
+        for note in sorted(notes, key=lambda note: note.arrival):
+            if not note.rules:
+                continue
+            x: AnyArray = np.zeros(0, np.float32)
+            if self._decode is None:
+                [x] = self.codec.decode([self._samples[note.id]])
+            y = note.label if self._targets is None else self._targets.settled([note.target])[0]
+            tag = (note, None)
+            sample = HeldSample(note.id, x, y, note.region, note.score, note.arrival, tag)
+            index.hold_again(sample, self.groups_of(note))
+        unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
+        self._let_go([*unheld], Verdict.DROPPED)
+        index.take_changes()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -513,10 +642,7 @@ class DurableStore:
 
     def _remove(self, ids: list[int], verdict: Verdict) -> list[int]:
         """Take samples out of memory; the next commit takes them out of the file."""
-        state = self._index.snapshot()
-        keep = ~np.isin(state["ids"], np.array(ids, dtype=np.int64))
-        state.update({name: column[keep] for name, column in state.items() if name != "quotas"})
-        self._index.restore(state)
+        self._index.remove(ids)
         self._settled = {}
         return self._let_go(ids, verdict)
 
@@ -580,6 +706,14 @@ class DurableStore:
         OSError if the disk is full or fails. Then nothing was committed, and the file's `reload`
         gives back what was.
         """
+        self._commit(state, wipe=wipe)
+        while self._late:
+            for id_ in list(self._late)[:_LATE_AT_ONCE]:
+                self.staged[id_] = self._late.pop(id_)
+                self._swaps = self._swaps or self.staged[id_][1] is not None
+            self._commit(None)
+
+    def _commit(self, state: State | None, *, wipe: bool = False) -> None:
         changed: dict[str, tuple[int, bytes]] = {}
         replaced: list[str] = []
         if state is not None:
@@ -631,6 +765,8 @@ class DurableStore:
         self.records.pop(id_, None)
         if (payload := self._files.pop(id_, None)) is not None:
             self._used_cells -= self._cells(payload)
+        if (late := self._late.pop(id_, None)) is not None:
+            return late[1]
         self.unlabelled.pop(id_, None)
         return self.staged.pop(id_, (b"", self._blobs.pop(id_, None)))[1]
 

@@ -18,7 +18,7 @@ from fedkeep.core.types import AnyArray
 from fedkeep.loading import load_object
 
 DECODERS = ("image", "audio", "npy")
-_MOST_SCANS = 64
+_MOST_SCANS = 24
 """Of a JPEG: each scan of a progressive one goes over the whole picture again."""
 _SCAN = b"\xff\xda"
 _MOST_CHANNELS = 64

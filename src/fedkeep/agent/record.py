@@ -76,6 +76,10 @@ class SampleMetadata(NamedTuple):
     """The numbers to predict; its label is then the interval they lie in."""
     time: float = math.nan
     """The record's own time, in seconds since 1970; NaN where it said none or there was no room."""
+    rules: tuple[str, ...] = ()
+    """The names of the rules that held or limited it when it was stored."""
+    apart: bool = False
+    """Whether rules alone held it then."""
 
 
 def join_name(row: bytes, name: str, most: int) -> bytes:
@@ -100,6 +104,20 @@ def split_name(content: bytes, most: int) -> tuple[bytes, str]:
     end = len(content) - 1
     start = max(0, end - content[end])
     return content[:start], content[start:end].decode(errors="replace")
+
+
+_WITH_RULES, _APART, _JOINT = "\x1f", "-", "/"
+
+
+def origin_of(note: SampleMetadata) -> str:
+    r"""Return what stands for a sample's source and rules among the names of a file's sources.
+
+    >>> origin_of(SampleMetadata(1, source="door", rules=("alarms",), apart=True))
+    'door\x1f-alarms'
+    """
+    if not note.rules:
+        return note.source
+    return f"{note.source}{_WITH_RULES}{_APART * note.apart}{_JOINT.join(note.rules)}"
 
 
 def join_extras(content: bytes, note: SampleMetadata, most: int) -> bytes:
@@ -152,7 +170,9 @@ def encode_sample(note: SampleMetadata, content: bytes, sources: list[str]) -> t
     `sources` are the names that numbers stand for, the first of them none.
     """
     taken = min((1 << 32) - 1, math.ceil(max(0.0, note.taken)))
-    number = sources.index(note.source) if note.source in sources else 0
+    origin = origin_of(note)
+    origin = origin if origin in sources else note.source
+    number = sources.index(origin) if origin in sources else 0
     return SAMPLE, _NOTE.pack(*note[:7], taken, note.wall, number) + content
 
 
@@ -175,11 +195,16 @@ def split_target(content: bytes, width: int) -> tuple[tuple[float, ...], bytes]:
 
 def decode_note(blob: Blob, sources: Sequence[str] = ()) -> SampleMetadata:
     """Return what is known of the sample of a record; of a source whose name is lost, nothing."""
-    *known, label, model, taken, wall, source = _NOTE.unpack_from(blob.data)
-    name = sources[source] if source < len(sources) else ""
-    return SampleMetadata._make(
-        [*known, label, model, float(taken), wall, name, label, 0, "", (), math.nan]
-    )
+    id_, arrival, score, floor, displaced, *rest = _NOTE.unpack_from(blob.data)
+    label, model, taken, wall, source = rest
+    origin = sources[source] if source < len(sources) else ""
+    name, _, rules = origin.partition(_WITH_RULES)
+    came = (id_, arrival, score, floor, displaced, label, model)
+    note = SampleMetadata(*came, float(taken), wall, name, label)
+    if not rules:
+        return note
+    names = tuple(rules.removeprefix(_APART).split(_JOINT))
+    return note._replace(rules=names, apart=rules.startswith(_APART))
 
 
 @dataclass(frozen=True)
@@ -412,6 +437,15 @@ class Verdict(IntEnum):
     """It is stored under another label from now on."""
 
 
+_RULE = b"#"
+"""How the names of rules begin where policies have theirs."""
+
+
+def _logged_rule(rule: str) -> bytes:
+    """Return a rule's name as rows have it, cut."""
+    return (_RULE + rule.encode())[:_POLICY_BYTES]
+
+
 def _logged(policy: str) -> bytes:
     """Return a policy's name as rows have it: what stored data calls it, cut."""
     return stored_name("policy", policy).encode()[:_POLICY_BYTES]
@@ -432,16 +466,26 @@ class DecisionLog:
         self._deflated: dict[int, AnyArray] = {}
         """The chunks that have not changed since they were last stored, as they were stored."""
         self.policy, self._policy = policy, _logged(policy)
+        self.rules: tuple[str, ...] = ()
+        """The names of the rules of today, by which rows that cut them are read."""
 
     def add(self, note: SampleMetadata, verdict: Verdict) -> None:
-        """Log a decision that changed the store."""
+        """Log a decision that changed the store: the policy's, or that of a rule alone."""
+        by = _logged_rule(note.rules[0]) if note.apart and note.rules else self._policy
         place = self._written % len(self._rows)
         self._deflated.pop(place // CHUNK, None)
         self._rows[place] = (
             note.id, note.arrival, note.label, verdict, note.score, note.floor, note.displaced,
-            note.model_version, note.wall, self._policy,
+            note.model_version, note.wall, by,
         )  # fmt: skip
         self._written += 1
+
+    def add_forbidden(self, labels: IntArray, ids: IntArray, rule: str, wall: float) -> None:
+        """Log samples that a rule never stores."""
+        nothing, none = np.full(len(ids), -1), np.full(len(ids), np.nan)
+        refused = np.full(len(ids), int(OfferResult.REFUSED))
+        outcome = Outcome(refused, nothing, none, none)
+        self.add_refusals(labels, ids, nothing, outcome, -1, wall, _logged_rule(rule))
 
     def add_refusals(
         self,
@@ -451,8 +495,9 @@ class DecisionLog:
         outcome: Outcome,
         model: int,
         wall: float,
+        by: bytes | None = None,
     ) -> None:
-        """Log the refusals among the outcomes of a batch."""
+        """Log the refusals among the outcomes of a batch: the policy's, or those `by` a rule."""
         refused = np.flatnonzero(outcome.results == OfferResult.REFUSED)[-len(self._refused) :]
         rows = np.zeros(len(refused), dtype=_ROW)
         columns = (ids, arrivals, labels, outcome.scores, outcome.thresholds)
@@ -462,7 +507,7 @@ class DecisionLog:
             -1,
             model,
             wall,
-            self._policy,
+            self._policy if by is None else by,
         )
         self._refused[(self._refusals + np.arange(len(rows))) % len(self._refused)] = rows
         self._refusals += len(rows)
@@ -486,7 +531,10 @@ class DecisionLog:
         return reasons
 
     def _named(self, logged: bytes) -> str:
-        """Return the present name of the policy that a row names."""
+        """Return the present name of the policy, or of the rule, that a row names."""
+        if logged.startswith(_RULE):
+            begun = logged.removeprefix(_RULE).decode(errors="replace")
+            return "rule " + next((rule for rule in self.rules if rule.startswith(begun)), begun)
         for policy in (self.policy, *POLICIES):
             if logged in (_logged(policy), policy.encode()[:_POLICY_BYTES]):
                 return policy

@@ -66,7 +66,7 @@ EXTRA_BYTES = 32
 """For what records say of themselves, in a new store of files."""
 PAYLOAD = "payload"
 """What a label says for the type of samples that are files."""
-_RESERVED = 1 << 18
+_RESERVED = 1 << 17
 """About as many bytes of files may one commit replace."""
 _PARTS, _LEAST_PART, _LARGEST_PART = 8, 512, 4096
 """Into how many cells a file of average size goes, and how many bytes of it one takes."""

@@ -213,8 +213,8 @@ Since = Annotated[
 Until = Annotated[datetime | None, typer.Option(help="Stored at this time or earlier.")]
 
 
-@agent.command()
-def pull(
+@agent.command("pull")
+def pull_samples(
     out: Out,
     id_: Ids = None,
     label: Labels = None,
@@ -233,7 +233,7 @@ def pull(
         raise ConfigError(f"{out} exists: choose another name")
     selection = _selection(id_, label, source, since, until, namespace)
     with AgentClient(socket, timeout=60) as client:
-        parts = list(client.pull(selection))
+        parts = list(client.pull_samples(selection))
     samples = [sample for part in parts for sample in part.samples]
     notes = [
         SampleMetadata(

@@ -275,7 +275,9 @@ class Described(Protocol):
         """The registered names of the components, by table."""
 
 
-def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
+def digest(
+    experiment: Described, tables: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+) -> str:
     """Hash an experiment: two experiments with the same hash give the same bytes.
 
     Parameters
@@ -284,13 +286,15 @@ def digest(experiment: Described, tables: Mapping[str, Any]) -> str:
         The experiment.
     tables : Mapping[str, Any]
         The dataclass of options behind each of its tables, by the table's key.
+    beside : Mapping[str, Any], optional
+        What version 1 did not have, as plain data, where it is set.
 
     Returns
     -------
     str
         Sixteen hexadecimal digits.
     """
-    form = canonical_form(experiment, tables)
+    form = canonical_form(experiment, tables) | dict(beside or {})
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,16 @@
 """A device from a configuration: the one place where simulator, agent and Keeper make theirs."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from fedkeep.config.method import MethodConfig
 from fedkeep.core.device import Device
+from fedkeep.core.errors import ConfigError
 from fedkeep.core.protocols import Learner, Store
-from fedkeep.core.regions import Regions
+from fedkeep.core.regions import Regions, regions_for
+from fedkeep.core.rules.book import RuleBook
+from fedkeep.core.rules.store import RuledStore
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.store import MemoryStore
 from fedkeep.core.targets import NumberTargets
@@ -26,6 +33,7 @@ def build_device(
     seed: int = 0,
     draw_seed: int | None = None,
     journal: WaitingJournal | None = None,
+    rules: RuleBook | None = None,
 ) -> Device:
     """Make the device that a configuration describes.
 
@@ -57,8 +65,22 @@ def build_device(
         arrival under `seed`.
     journal : WaitingJournal, optional
         What makes durable which samples wait for their labels; by default nothing does.
+    rules : RuleBook, optional
+        The method's rules, over a store that is given; by default over one in memory.
     """
     privacy, waiting = method.privacy, None
+    regions = regions or regions_for(method.policy, labels, targets)
+    if method.rules and store is None:
+        index = build_memory_store(method, np.zeros(regions.count, dtype=np.int64), labels)
+        store, rules = index, build_rules(method, index)
+    if rules is not None:
+        capacity -= rules.store.reserved
+        rules.store.seed = seed if draw_seed is None else draw_seed
+        if capacity < 1:
+            raise ConfigError(
+                f"the rules reserve {rules.store.reserved} slots and leave none of "
+                f"{capacity + rules.store.reserved} to the policy: lower their slots"
+            )
     if slots := method.waiting.slots(capacity):
         waiting = WaitingRoom(
             method.waiting,
@@ -87,9 +109,22 @@ def build_device(
         seed=seed,
         draw_seed=draw_seed,
         waiting=waiting,
+        rules=rules,
     )
 
 
-def build_memory_store(method: MethodConfig, quotas: IntArray) -> MemoryStore:
+def build_memory_store(method: MethodConfig, quotas: IntArray, labels: int = 1) -> MemoryStore:
     """Make the index of a store, under the method's rules."""
-    return MemoryStore(quotas, method.storage.rule(), soft_quotas=method.storage.quotas == "soft")
+    after_use, soft = method.storage.rule(), method.storage.quotas == "soft"
+    if method.rules:
+        return RuledStore(quotas, after_use, soft_quotas=soft, rules=method.rules, labels=labels)
+    return MemoryStore(quotas, after_use, soft_quotas=soft)
+
+
+def build_rules(
+    method: MethodConfig, index: MemoryStore, label_names: Sequence[str] = ()
+) -> RuleBook | None:
+    """Make what matches a method's rules over a store's index; None where there are none."""
+    if not isinstance(index, RuledStore):
+        return None
+    return RuleBook(method.rules, index, label_names)

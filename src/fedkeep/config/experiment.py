@@ -26,6 +26,7 @@ from fedkeep.config.options import CorrectionOptions, ProfileOptions, RecordOpti
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.regions import Regions
 from fedkeep.core.registry import did_you_mean
+from fedkeep.core.rules.options import described as described_rules
 from fedkeep.data import TASKS, StreamOptions, Task
 from fedkeep.loading import find_component
 from fedkeep.tables import Table, build, flat, merged, put, read_toml
@@ -77,7 +78,8 @@ class Experiment(Method):
         renamed, or gets another default leaves the hashes of finished runs as they are.
         """
         keys = ("task", "policy", "coordinator", "aggregation", *METHOD_TABLES, *_DATA_TABLES)
-        return canonical.digest(self, {key: getattr(self, key) for key in keys})
+        rules = {"rules": described_rules(self.rules)} if self.rules else {}
+        return canonical.digest(self, {key: getattr(self, key) for key in keys}, rules)
 
 
 def read_experiment(path: Path, above: tuple[Path, ...] = ()) -> Table:

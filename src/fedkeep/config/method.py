@@ -25,6 +25,8 @@ from fedkeep.core.policy import SelectionPolicy
 from fedkeep.core.protocols import Learner
 from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
 from fedkeep.core.registry import Registry, did_you_mean
+from fedkeep.core.rules.options import Rule, check_rules, conditions
+from fedkeep.core.rules.options import described as described_rules
 from fedkeep.core.screening import Limits
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.server import Server
@@ -54,7 +56,7 @@ METHOD_TABLES: dict[str, type[Any]] = {
 _OWN: dict[str, Registry[Any]] = {"regions": REGIONS}
 """Tables whose `name` may be a class of one's own."""
 METHOD_KEYS = frozenset(
-    {"model", "policy", "coordinator", "aggregation", "seed", "preset", *METHOD_TABLES}
+    {"model", "policy", "coordinator", "aggregation", "seed", "preset", "rule", *METHOD_TABLES}
 )
 _REGION_TABLES: dict[str, type[Any]] = {"regions": RegionOptions}
 DEPLOYMENT_KEYS = ("rounds", "state", "keyholder", "records", "metrics")
@@ -109,6 +111,8 @@ class MethodConfig:
     waiting: WaitingOptions
     names: dict[str, str]
     """The registered names of the policy, and of whatever else was found by its name."""
+    rules: tuple[Rule, ...]
+    """What an operator wants kept, or never stored, whatever the policy says."""
 
     def __post_init__(self) -> None:
         exchange = self.exchange
@@ -119,6 +123,8 @@ class MethodConfig:
                 f"policy '{self.policy_name}' keeps everything, so that nothing has to wait: "
                 "leave [waiting] out"
             )
+        if self.rules and self.policy.unbounded:
+            raise ConfigError(f"policy '{self.policy_name}' keeps everything: leave [[rule]] out")
 
     @property
     def exchange(self) -> GradientExchange:
@@ -154,7 +160,7 @@ class Method(MethodConfig):
         for key in ("policy", "coordinator", "aggregation"):
             table[key] = {"name": self.names[key], **asdict(getattr(self, key))}
         table |= {key: asdict(getattr(self, key)) for key in METHOD_TABLES}
-        return table
+        return table | ({"rule": described_rules(self.rules)} if self.rules else {})
 
     def make_server(self, learner: Learner, model: Vector, regions: int) -> Server:
         """Make a server with this first model, before it knows any device.
@@ -352,12 +358,16 @@ def fleet_tables(table: Table) -> Table:
     kept = merged(table, {})
     for key in _device_keys(table):
         name, _, option = key.partition(".")
-        del kept[name][option]
+        if option:
+            del kept[name][option]
+        else:
+            del kept[name]
     return {key: value for key, value in kept.items() if value != {} or table[key] == {}}
 
 
 def _device_keys(table: Table) -> Iterator[str]:
     """List the keys of a fleet's tables that its server does not read, custom policies' apart."""
+    yield from ["rule"] * ("rule" in table)
     for name, keys in _DEVICE_KEYS.items():
         yield from (f"{name}.{key}" for key in table_of(table, name) if key in keys)
     policy, options = named(table, "policy", default=DEFAULT_POLICY)
@@ -406,7 +416,29 @@ def _device_parts(table: Table, *, coordinated: bool | None) -> dict[str, Any]:
     if not (policy.coordinated if coordinated is None else coordinated or policy.coordinated):
         parts["weights"] = UNCOORDINATED
     names = {"policy": policy_name, "aggregation": rule, **own}
-    return {"policy": policy, "aggregation": aggregation, "names": names, **parts}
+    rules = rules_of(table)
+    return {"policy": policy, "aggregation": aggregation, "names": names, "rules": rules, **parts}
+
+
+def rules_of(table: Table) -> tuple[Rule, ...]:
+    """Read the tables `[[rule]]`.
+
+    >>> alarms = {"name": "alarms", "when": "alarm and speed >", "slots": 20}
+    >>> rules_of({"rule": [alarms]})
+    Traceback (most recent call last):
+    fedkeep.core.errors.ConfigError: rule 'alarms': expected a field, a number or a text, found \
+the end
+        alarm and speed >
+                         ^
+    """
+    given = table.get("rule", [])
+    if not isinstance(given, list) or not all(isinstance(rule, dict) for rule in given):
+        raise ConfigError("rules are written as [[rule]], with two brackets")
+    rules = tuple(build(Rule, rule, f"rule[{number}]") for number, rule in enumerate(given))
+    check_rules(rules)
+    label_names = table_of(table, "samples").get("names", ()) if "samples" in table else ()
+    conditions(rules, tuple(map(str, label_names)))
+    return rules
 
 
 def method_parts(table: Table) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedkeep.core.protocols import (
     Stored,
 )
 from fedkeep.core.regions import Regions, regions_for
+from fedkeep.core.rules.book import RecordContext, RuleBook
 from fedkeep.core.screening import screen_order, screen_samples
 from fedkeep.core.seeds import child_seed
 from fedkeep.core.selection import LabelFrequencies, Selection
@@ -45,6 +47,7 @@ from fedkeep.core.types import (
     ArraySpec,
     Assignment,
     Batch,
+    BoolArray,
     FloatArray,
     IntArray,
     Profile,
@@ -189,6 +192,7 @@ class Device:
         seed: int = 0,
         draw_seed: int | None = None,
         waiting: WaitingRoom | None = None,
+        rules: RuleBook | None = None,
     ) -> None:
         self.learner, self.policy, self.options, self.seed = learner, policy, options, seed
         self.capacity, self._shape, self._labels = capacity, sample_shape, labels
@@ -213,7 +217,7 @@ class Device:
         self.round = -1
         """The round in which the device last took part."""
         self._declared: FloatArray | None = None
-        self.waiting = waiting
+        self.waiting, self.rules = waiting, rules
         self.logits: Callable[[Vector, AnyArray], AnyArray] | None = None
         """What gives class scores from a model and samples, where that is not the learner."""
         self.entering: Callable[[IntArray], None] = lambda _: None
@@ -283,7 +287,13 @@ class Device:
 
     def predict(self, x: AnyArray) -> FloatArray | None:
         """Give the probability of each label under the present model, if the waiting room asks."""
-        if self.model is None or not len(x) or self.waiting is None or not self.waiting.predicts:
+        if self.waiting is None or not self.waiting.predicts:
+            return None
+        return self._probabilities(x)
+
+    def _probabilities(self, x: AnyArray) -> FloatArray | None:
+        """Give the probability of each label under the present model; None where there is none."""
+        if self.model is None or not len(x) or self._targets is not None:
             return None
         logits_of = self.logits or self.learner.logits
         logits = np.asarray(logits_of(self.model, x), dtype=np.float64)
@@ -360,9 +370,15 @@ class Device:
         return None if self.probe is None or not len(batch) else self.probe.measure(batch)
 
     def ingest(
-        self, batch: Batch, time: float | FloatArray, measurements: PerSampleGradients | None
+        self,
+        batch: Batch,
+        time: float | FloatArray,
+        measurements: PerSampleGradients | None,
+        context: RecordContext | None = None,
     ) -> Outcome:
         """Take in valid samples: all count for the gradients' sums, the best are stored.
+
+        What a rule never stores counts nowhere.
 
         Parameters
         ----------
@@ -372,6 +388,8 @@ class Device:
             When they came, one time for all or one each.
         measurements : PerSampleGradients or None
             The batch as `measure` gives it.
+        context : RecordContext, optional
+            What rules may look at beside the samples; by default `time` alone.
 
         Returns
         -------
@@ -381,6 +399,63 @@ class Device:
         if not len(batch):
             none = np.empty(0, dtype=np.int64)
             return Outcome(none, none, np.empty(0), np.empty(0))
+        if self.rules is not None:
+            allowed = self._look(self.rules, batch, time, measurements, context)
+            if not allowed.all():
+                return self._ingest_allowed(batch, time, allowed)
+        return self._ingest(batch, time, measurements)
+
+    def _look(
+        self,
+        rules: RuleBook,
+        batch: Batch,
+        time: float | FloatArray,
+        measurements: PerSampleGradients | None,
+        context: RecordContext | None,
+    ) -> BoolArray:
+        """Match a batch with the rules; what they do not look at is not computed."""
+        if context is None:
+            context = RecordContext(times=np.broadcast_to(np.float64(time), len(batch)))
+
+        @cache
+        def predicted() -> FloatArray:
+            found = self._probabilities(batch.x)
+            return np.full((len(batch), 1), np.nan) if found is None else found
+
+        def most_likely() -> FloatArray:
+            found = predicted()
+            return np.where(np.isnan(found[:, 0]), np.nan, found.argmax(axis=1))
+
+        known: dict[str, Callable[[], AnyArray]] = {
+            "prediction": most_likely,
+            "confidence": lambda: predicted().max(axis=1),
+        }
+        if measurements is not None:
+            known["loss"] = measurements.losses
+        return rules.look(batch, context, known)
+
+    def _ingest_allowed(
+        self, batch: Batch, time: float | FloatArray, allowed: BoolArray
+    ) -> Outcome:
+        """Ingest part of a batch; the rest is refused and counts nowhere."""
+        own, n = batch.take(allowed), len(batch)
+        part = time[allowed] if isinstance(time, np.ndarray) else time
+        found = Outcome(
+            np.full(n, int(OfferResult.REFUSED), dtype=np.int64),
+            np.full(n, -1, dtype=np.int64),
+            np.full(n, np.nan),
+            np.full(n, -np.inf),
+        )
+        if len(own):
+            inner = self._ingest(own, part, self.measure(own))
+            found.results[allowed], found.evicted[allowed] = inner.results, inner.evicted
+            found.thresholds[allowed], found.scores[allowed] = inner.thresholds, inner.scores
+        return found
+
+    def _ingest(
+        self, batch: Batch, time: float | FloatArray, measurements: PerSampleGradients | None
+    ) -> Outcome:
+        """Ingest a batch that rules let through."""
         if self.waiting is not None:
             self._time = max(self._time, float(np.max(time)))
             self.waiting.leave(batch.ids, Departure.LABELLED)
@@ -543,8 +618,20 @@ class Device:
         size = self.exchange.size(self.learner)
         screen_order(order, self.learner.size, size, regions, self.capacity)
 
-    def sample_weights(self, regions: IntArray) -> FloatArray:
-        """Weigh stored samples by their regions; without a plan they count 1 each on average."""
+    def sample_weights(self, regions: IntArray, ids: IntArray | None = None) -> FloatArray:
+        """Weigh stored samples by their regions; without a plan they count 1 each on average.
+
+        Where rules limit what is kept, a sample counts for others of its group, too: then their
+        `ids` tell which.
+        """
+        weights = self._region_weights(regions)
+        return (
+            weights
+            if self.rules is None or ids is None
+            else self.rules.weigh(weights, regions, ids)
+        )
+
+    def _region_weights(self, regions: IntArray) -> FloatArray:
         if (assignment := self.selection.assignment) is not None:
             return self.weighting.weigh(regions, assignment, self._rates())
         if self.weighting.client_label != 1 or not len(regions):

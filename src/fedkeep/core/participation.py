@@ -101,7 +101,7 @@ class Participation:
         if order.assignment is not None:
             device.apply_plan(order.assignment)
         self._stored = device.store.stored()
-        weights = device.sample_weights(self._stored.regions)
+        weights = device.sample_weights(self._stored.regions, self._stored.batch.ids)
         seed = child_seed(device.seed, "train", order.round)
         self.job = TrainingJob(self._stored.batch, weights, seed)
 

@@ -21,7 +21,9 @@ from fedkeep.core.types import BoolArray, FloatArray, Profile, Report, TrainOrde
 
 _DISAGREEMENT = {"float32": 0.01, "float16": 0.02, "int8": 0.25, "uint8": 1.0}
 """How far the products of a sketch may differ in each form that it is packed in: more than twice
-what was seen of honest devices at ranks from 4 on. `uint8` holds two numbers of 4 bits."""
+what was seen of honest devices; in 4 bits (`uint8` holds two of them) nearly twice."""
+_LEAST_RANK = 4
+"""Sketches of a lower rank in 4 bits may differ by as much as two that have nothing in common."""
 _ROUNDING = 1e-6
 """What sums of many numbers on a grid may be off by."""
 _SUM_SLACK = 1.001
@@ -238,6 +240,8 @@ def screen_sketch(gradient: Vector, layout: GradientLayout, limits: Limits) -> N
         return
     packed = gradient.packed if isinstance(gradient, PackedVector) else None
     form = "float32" if packed is None else str(packed["packed"].dtype)
+    if form == "uint8" and layout.rank < _LEAST_RANK:
+        return
     found, most = layout.disagreement(np.asarray(gradient)), _DISAGREEMENT[form]
     if not found <= most:
         raise RejectedError(

@@ -1,7 +1,7 @@
 """The in-memory store: a bounded top-k per region (step 3; the paper's priority queues)."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from operator import attrgetter
@@ -311,6 +311,13 @@ class MemoryStore:
         if entry.uses and self.after_use.name == "discount":
             self._rank(self._ranked[region])
         return self.configure(_ints(self._quotas))
+
+    def remove(self, ids: Iterable[int]) -> None:
+        """Take samples out, as far as they are stored."""
+        self._settle()
+        for id_ in ids:
+            if (entry := self._entries.get(id_)) is not None:
+                self._drop(entry)
 
     def ranks(self) -> dict[str, AnyArray]:
         """Give what decides which sample leaves first, by arrival, without the samples."""

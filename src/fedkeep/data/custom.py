@@ -551,7 +551,7 @@ def _reject_columns(
         named["device"] = device
     for key, name in named.items():
         if name not in by_name:
-            known, only = ", ".join(map(repr, by_name)), next(iter(by_name))
+            known, only = ", ".join(by_name), next(iter(by_name))
             split = next((mark for mark in ";\t|" if len(by_name) == 1 and mark in only), None)
             hint = f"its cells are separated by {split!r}: save it with commas"
             raise DataError(

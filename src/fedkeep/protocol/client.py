@@ -99,7 +99,7 @@ class AgentClient(AbstractContextManager["AgentClient"]):
         """Return the names of the agent's streams; of an only one it is empty."""
         return self.ask(messages.AskStreams(), messages.Streams).names
 
-    def pull(
+    def pull_samples(
         self, selection: messages.SampleFilter = messages.SampleFilter()
     ) -> Iterator[messages.Pulled]:
         """Yield the samples that match, a part at a time, oldest first."""

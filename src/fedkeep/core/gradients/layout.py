@@ -242,6 +242,11 @@ class GradientLayout:
         return all(isinstance(block, WholeBlock) for block in self.blocks)
 
     @cached_property
+    def rank(self) -> int:
+        """The rank of the sketched weights; 0 where nothing is sketched."""
+        return max((b.rank for b in self.blocks if isinstance(b, SketchedBlock)), default=0)
+
+    @cached_property
     def parts(self) -> tuple[slice, ...]:
         """Where each block's numbers stand."""
         return _slices([block.size for block in self.blocks])

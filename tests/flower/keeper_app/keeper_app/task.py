@@ -61,7 +61,8 @@ def strategy_of(name: str, nodes: int) -> Strategy:
             )
         ),
     }
-    return made.get(name, getattr(strategies, name))()
+    make: Callable[[], Strategy] = made.get(name, getattr(strategies, name))
+    return make()
 
 
 def compression(msg: Message, context: Context, call_next: Any) -> Message:

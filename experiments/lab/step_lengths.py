@@ -1,0 +1,100 @@
+"""What the runs of `steps.py` say: methods at the same rate, at the same path, at their best."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeep.records.measures import interval
+from lab.blocks import sheet
+from lab.findings import Interval, in_words
+
+_TITLES = {
+    "fifo": "FIFO",
+    "ode-est-participants": "ODE-Est (participants' mean)",
+    "ode-est": "ODE-Est (Eq. 8)",
+    "default": "our default",
+}
+_LAST = 5
+"""Evaluations that a final accuracy is the mean of."""
+
+
+def steps_table(experiments: Path, results: Path) -> str:
+    """Accuracy by learning rate, and the lead over FIFO where both have travelled equally far."""
+    del experiments
+    path = results / "steps.json"
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    if not runs:
+        return "Not run yet: `python experiments/steps.py` makes it."
+    multiples = sorted({float(run["multiple"]) for run in runs})
+    rows = []
+    for method, title in _TITLES.items():
+        cells = [_by_rate(runs, method, multiple) for multiple in multiples]
+        rows.append((title, *cells, _relative_path(runs, method), _at_equal_path(runs, method)))
+    heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
+    return sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
+
+
+def final_accuracy(run: dict[str, Any]) -> float:
+    """Return the mean accuracy of the last evaluations, in percent."""
+    last = run["accuracy"][-_LAST:]
+    return 100 * math.fsum(last) / float(len(last))
+
+
+def accuracy_at(run: dict[str, Any], path: float) -> float | None:
+    """Return the accuracy in percent where the run's path had this length; None if it never had."""
+    if path > run["path"][-1]:
+        return None
+    return 100 * float(np.interp(path, run["path"], run["accuracy"]))
+
+
+def lead_at_equal_path(run: dict[str, Any], others: Sequence[dict[str, Any]]) -> float | None:
+    """Return a run's last accuracy less the others' at the same path.
+
+    Of the others the one with the smallest learning rate that gets as far.
+    """
+    for other in sorted(others, key=lambda found: float(found["multiple"])):
+        if (reached := accuracy_at(other, run["path"][-1])) is not None:
+            return 100 * float(run["accuracy"][-1]) - reached
+    return None
+
+
+def _of(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> dict[int, dict[str, Any]]:
+    found = (run for run in runs if run["method"] == method and run["multiple"] == multiple)
+    return {run["seed"]: run for run in found}
+
+
+def _by_rate(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> str:
+    """FIFO's accuracy at a rate, or another method's lead over FIFO at the same rate."""
+    own, fifo = _of(runs, method, multiple), _of(runs, "fifo", multiple)
+    if method == "fifo":
+        return in_words(_interval([final_accuracy(run) for run in own.values()]))
+    both = own.keys() & fifo.keys()
+    leads = [final_accuracy(own[seed]) - final_accuracy(fifo[seed]) for seed in both]
+    return in_words(_interval(leads), "+")
+
+
+def _relative_path(runs: Sequence[dict[str, Any]], method: str) -> str:
+    """How much farther the model travels than FIFO's at the printed rate."""
+    own, fifo = _of(runs, method, 1.0), _of(runs, "fifo", 1.0)
+    ratios = [own[seed]["path"][-1] / fifo[seed]["path"][-1] for seed in own.keys() & fifo.keys()]
+    return f"{math.fsum(ratios) / len(ratios):.2f}" if ratios else "not run"
+
+
+def _at_equal_path(runs: Sequence[dict[str, Any]], method: str) -> str:
+    """The lead at the printed rate over FIFO at whatever rate takes it as far."""
+    own = _of(runs, method, 1.0)
+    fifos = [run for run in runs if run["method"] == "fifo"]
+    leads = [
+        lead
+        for seed, run in own.items()
+        if (lead := lead_at_equal_path(run, [f for f in fifos if f["seed"] == seed])) is not None
+    ]
+    return "none" if method == "fifo" else in_words(_interval(leads), "+")
+
+
+def _interval(values: Sequence[float]) -> Interval | None:
+    return Interval(math.fsum(values) / len(values), interval(values)) if values else None

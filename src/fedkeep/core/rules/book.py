@@ -1,0 +1,185 @@
+"""A device's rules at work: which samples match, and what stored samples count for it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from fedkeep.core.rules.grammar import NumberedColumns
+from fedkeep.core.rules.options import Rule, check_rules, conditions
+from fedkeep.core.rules.store import Claims, RuledStore
+from fedkeep.core.types import AnyArray, Batch, BoolArray, FloatArray, IntArray
+
+_DAY = 86_400.0
+_SPANS = {"minute": 60.0, "hour": 3600.0, "day": _DAY}
+_THURSDAY = 3
+"""The weekday of 1970-01-01, counted from Monday."""
+
+
+@dataclass(frozen=True)
+class RecordContext:
+    """What is known of a batch beside its samples."""
+
+    fields: Sequence[Mapping[str, Any]] | None = None
+    """What each record says of itself: numbers, texts and flags by name."""
+    source: str = ""
+    """Where the batch comes from."""
+    times: FloatArray | None = None
+    """The records' own times, (n,), in seconds since 1970."""
+
+
+class RuleBook:
+    """Finds out which rules match what arrives.
+
+    Parameters
+    ----------
+    rules : sequence of Rule
+        The rules.
+    store : RuledStore
+        Where they hold samples.
+    label_names : sequence of str
+        The names of the labels, for conditions.
+
+    Raises
+    ------
+    ConfigError
+        If a condition cannot be read, with the place of the mistake.
+
+    Examples
+    --------
+    >>> rules = [Rule("alarms", "alarm", slots=2), Rule("night", "hour < 6", "never")]
+    >>> book = RuleBook(rules, RuledStore(np.array([4]), rules=rules))
+    >>> batch = Batch(np.zeros((2, 1)), np.array([0, 0]), np.array([7, 8]))
+    >>> context = RecordContext([{"alarm": True}, {}], times=np.array([36_000.0, 7200.0]))
+    >>> book.look(batch, context, {}).tolist()
+    [True, False]
+    >>> book.refused
+    {8: 'night'}
+    """
+
+    def __init__(
+        self, rules: Sequence[Rule], store: RuledStore, label_names: Sequence[str] = ()
+    ) -> None:
+        check_rules(rules)
+        self.rules, self.store = tuple(rules), store
+        self._conditions = conditions(rules, label_names)
+        self._after: dict[tuple[int, str], int] = {}
+        """By rule and source, how many samples are still to be held after one that matched."""
+        self.refused: dict[int, str] = {}
+        """The samples of the last batch that are never stored, each with its rule's name."""
+
+    def look(
+        self,
+        batch: Batch,
+        context: RecordContext,
+        known: Mapping[str, Callable[[], AnyArray]],
+    ) -> BoolArray:
+        """Match a batch, and tell the store which of its samples rules claim.
+
+        Parameters
+        ----------
+        batch : Batch
+            Samples that are about to be ingested.
+        context : RecordContext
+            What is known of them.
+        known : mapping
+            What gives `loss`, `prediction` and `confidence`, when they are looked at.
+
+        Returns
+        -------
+        BoolArray
+            Which samples may be stored, (n,).
+        """
+        times = context.times
+        given = dict(known)
+        given["label"] = lambda: batch.y if batch.y.ndim == 1 else np.full(len(batch), np.nan)
+        if times is not None:
+            given["time"] = lambda: times
+            given["hour"] = lambda: times / 3600 % 24
+            given["weekday"] = lambda: (times // _DAY + _THURSDAY) % 7
+        columns = NumberedColumns(len(batch), context.fields, given, context.source)
+        with np.errstate(all="ignore"):
+            matches = [condition.holds_quietly(columns) for condition in self._conditions]
+        allowed = self._allowed(batch.ids, matches)
+        ids = batch.ids.tolist()
+        claims: Claims = {}
+        triggers: Claims = {}
+        for index, (rule, matched) in enumerate(zip(self.rules, matches, strict=True)):
+            if rule.action == "never":
+                continue
+            claimed = self._with_followers(index, matched & allowed, context.source)
+            for i in claimed.nonzero()[0].tolist():
+                group = self._group_at(rule, batch.y, context, i) if rule.per else 0
+                claims.setdefault(ids[i], []).append((index, group))
+                if rule.before and matched[i]:
+                    triggers.setdefault(ids[i], []).append((index, group))
+        self.store.claim(claims, triggers, context.source)
+        return allowed
+
+    def group(self, rule: Rule, label: Any, source: str, time: float) -> int:
+        """Give the group of a sample under a rule."""
+        match rule.per:
+            case None:
+                return 0
+            case "label":
+                return int(label)
+            case "source":
+                return crc32(source.encode(errors="surrogatepass"))
+            case span:
+                return int(time // _SPANS[span]) if np.isfinite(time) else 0
+
+    def weigh(self, weights: FloatArray, regions: IntArray, ids: IntArray) -> FloatArray:
+        """Let stored samples count for those that limits kept out, within each region.
+
+        Examples
+        --------
+        >>> rule = Rule("calm", "not alarm", "most", n=1, per="day")
+        >>> store = RuledStore(np.array([4]), rules=[rule])
+        >>> book = RuleBook([rule], store)
+        >>> store._limits[0].seen, store._limits[0].groups = {0: 3}, {0: [(0.5, 7)]}
+        >>> store._limits[0]._group_of = {7: 0}
+        >>> book.weigh(np.ones(2), np.zeros(2, int), np.array([7, 8])).tolist()
+        [1.5, 0.5]
+        """
+        stand_for = self.store.stands_for(ids)
+        if np.all(stand_for == 1):
+            return weights
+        scaled = weights * stand_for
+        before = np.bincount(regions, weights)
+        after = np.bincount(regions, scaled)
+        ratio = np.divide(before, after, out=np.ones_like(before), where=after > 0)
+        return np.asarray(scaled * ratio[regions])
+
+    def _allowed(self, ids: IntArray, matches: Sequence[BoolArray]) -> BoolArray:
+        allowed = np.ones(len(ids), dtype=bool)
+        self.refused = {}
+        for rule, matched in zip(self.rules, matches, strict=True):
+            if rule.action == "never" and matched.any():
+                self.refused |= dict.fromkeys(ids[matched & allowed].tolist(), rule.name)
+                allowed &= ~matched
+        return allowed
+
+    def _with_followers(self, index: int, matched: BoolArray, source: str) -> BoolArray:
+        """Add the samples that come after one that matches."""
+        after = self.rules[index].after
+        if not after:
+            return matched
+        left = self._after.get((index, source), 0)
+        if not left and not matched.any():
+            return matched
+        claimed = matched.copy()
+        for i, one in enumerate(matched.tolist()):
+            if one:
+                left = after
+            elif left:
+                claimed[i] = True
+                left -= 1
+        self._after[index, source] = left
+        return claimed
+
+    def _group_at(self, rule: Rule, y: AnyArray, context: RecordContext, place: int) -> int:
+        time = np.nan if context.times is None else float(context.times[place])
+        label = y[place] if y.ndim == 1 else 0
+        return self.group(rule, label, context.source, time)
