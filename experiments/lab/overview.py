@@ -82,8 +82,8 @@ def leads_table(arena: Table) -> str:
                     where or "none",
                 )
             )
-    leads = ("least", "median", "greatest")
-    heads = ("method", "learning rate", "better", "undecided", "worse", *leads, "worse on")
+    counted = ("better", "undecided", "worse", "least", "median", "greatest", "worse on")
+    heads = ("method", "learning rate", *counted)
     return sheet(heads, rows)
 
 
