@@ -197,7 +197,7 @@ function comparisonCells(method, row, place, views, errors) {
   const ratio = place < 0 || !row?.finished ? NONE : speedup(row.ratios[place]);
   const finished = own.filter((view) => view.finished).length;
   const seeds = finished === own.length ? own.length : `${finished} of ${own.length}`;
-  const off = (name) => (row?.finished && row.errors[name] ? withInterval(row.errors[name]) : NONE);
+  const off = (name) => (row?.finished && row.errors[name] ? errorWithInterval(row.errors[name]) : NONE);
   const figures = [final("final"), final("best"), final("mean_accuracy"), ...errors.map(off)];
   return [method, ...figures, lead, stands?.verdict ?? NONE, ratio, seeds, progress(own)];
 }
@@ -241,7 +241,7 @@ function measureName(numbers) {
 }
 
 /** A mean in units of its own, with its interval. */
-function withInterval({ mean, half_width: half }) {
+function errorWithInterval({ mean, half_width: half }) {
   return formatNumber(mean) + (half == null ? "" : ` ± ${formatNumber(half)}`);
 }
 
