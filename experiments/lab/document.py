@@ -9,7 +9,8 @@ from fedkeep.core.errors import DataError
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
 from lab.findings import Findings, finals, in_words
-from lab.opening import arena_tables, choosing, opening, sweeps
+from lab.names import papers_task
+from lab.opening import arena_tables, choosing, names_table, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
 from lab.suite import read_suite
 from lab.verdict_tables import is_outdated
@@ -71,7 +72,7 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
     yield "## How the default was chosen"
     yield from choosing(results.figures.get("choice", {}))
     yield "## The paper's tasks at their own scale"
-    yield from arena_tables(results.figures.get("paper", {}))
+    yield from arena_tables(results.figures.get("paper", {}), papers_task)
     yield "## The paper's claims"
     yield _INTRODUCTION
     judged = []
@@ -85,6 +86,12 @@ def _document(experiments: Path, results: Results) -> Iterator[Block]:
         yield f"## {title}"
         yield from _folder(experiments, folder, results)
     yield from _programs(results)
+    yield "## Names"
+    yield (
+        "Streams as tables call them, and as they are called in `experiments/suites/*.toml` and in "
+        "the files of results; methods are in `experiments/methods/arena.toml`."
+    )
+    yield names_table()
     yield "## Machine and versions"
     versions = [summary.versions for summary in results.summaries.values()]
     versions += [

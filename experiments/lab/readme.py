@@ -20,6 +20,7 @@ from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
 from lab.findings import Interval, finals, in_words
+from lab.names import STREAMS, method_name, stream_name
 from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
 from lab.step_lengths import steps_table
@@ -40,54 +41,18 @@ _BUDGETS = (2, 5, 10, 20, 50, 100, 200, 500)
 """Kilobytes of a device beside the model, at which stores are compared."""
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 """Where a table stands in a page."""
-STREAMS: dict[str, dict[str, str]] = {
-    "in time order": {
-        "c-mapss-ordered": "engines to failure",
-        "uji-indoor-ordered": "WiFi floors",
-        "uji-indoor-once": "WiFi floors, each sample once",
-        "har-ordered": "activities",
-        "westermo-ordered": "industrial network",
-        "westermo-once": "industrial network, each sample once",
-        "shakespeare-ordered": "next character, by speaker",
-    },
-    "labels in runs": {
-        "embedded-bursts": "demo",
-        "st-all-labels-bursts": "synthetic, all labels everywhere",
-        "ic-bursts": "Fashion-MNIST",
-    },
-    "shuffled": {
-        "embedded": "demo",
-        "st-all-labels": "synthetic, all labels everywhere",
-        "st-converging": "synthetic, few labels a device",
-        "har-converging": "activities",
-        "ic": "Fashion-MNIST",
-        "tc": "traffic, generated",
-        "tc-real": "traffic, real",
-        "audio-mnist": "spoken digits",
-        "uji-indoor": "WiFi floors",
-        "westermo": "industrial network",
-    },
-    "fewer slots than labels": {
-        "uji-indoor-5-ordered": "WiFi floors in time order, 5 of 13",
-        "har-3-ordered": "activities in time order, 3 of 5",
-        "audio-mnist-5": "spoken digits, 5 of 10",
-        "embedded-5": "demo, 5 of 10",
-        "ic-3": "Fashion-MNIST, 3 of 10",
-    },
-}
-"""Tasks of the arena by what their streams are like, those in time order first."""
 _LEADS = {
     "balanced-fifo": "class-balanced-fifo",
     "ode-paper": "ode-est",
     "gist-local": "gist-local",
     "**gist-shared** (default)": "gist-shared",
-    "unlimited storage": "full-data",
+    "full-data (unlimited storage)": "full-data",
 }
 """Titles of columns, and what the methods are called in the results."""
 _OTHERS = {
     "reservoir": "reservoir",
     "balanced-reservoir": "draw",
-    "ode (default options)": "ode-default",
+    "ode": "ode-default",
     "high-loss": "high-loss",
     "fedbalancer": "fedbalancer",
     "SCAFFOLD": "fifo-scaffold",
@@ -207,7 +172,7 @@ def fairness_table(experiments: Path, results: Path) -> str:
                 if any(value is not None for value in values):
                     cells = (NOT_RUN if value is None else f"{value:.1f}" for value in values)
                     rows.append((f"{title}, {group}: {words}", *cells))
-    names = ("FIFO", "balanced-fifo", "gist-local", "gist-shared", "unlimited storage")
+    names = ("FIFO", "balanced-fifo", "gist-local", "gist-shared", "full-data")
     return sheet(("stream", *names), rows)
 
 
@@ -240,7 +205,12 @@ def conditions_table(experiments: Path, results: Path) -> str:
                 continue
             leads = [lead_in_words(found.get(m, {}).get("over_fifo")) for m in methods.values()]
             rows.append(
-                (task, f"{_CONDITIONS[key]}: {value}", in_words(found["fifo"]["accuracy"]), *leads)
+                (
+                    stream_name(task),
+                    f"{_CONDITIONS[key]}: {value}",
+                    in_words(found["fifo"]["accuracy"]),
+                    *leads,
+                )
             )
     return sheet(("task", "condition", "FIFO", *methods), rows)
 
@@ -255,12 +225,12 @@ def bytes_table(experiments: Path, results: Path) -> str:
     rows: list[tuple[str, ...]] = []
     for task, budget, without, with_one in _best_by_budget(results):
         cells = tuple(
-            "none fits" if p is None else f"`{p[2]}`, {p[3]} slots: {in_words(p[4])}"
+            "none fits" if p is None else f"{method_name(p[2])}, {p[3]} slots: {in_words(p[4])}"
             for p in (without, with_one)
         )
         lead = "" if with_one is None else f"{with_one[1] - without[1]:+.1f}"
-        if not rows or rows[-1][0] != task or rows[-1][2:4] != cells:
-            rows.append((task, f"{budget}", *cells, lead))
+        if not rows or rows[-1][0] != stream_name(task) or rows[-1][2:4] != cells:
+            rows.append((stream_name(task), f"{budget}", *cells, lead))
     columns = ("task", "kB", "best without a gist", "best with one", "lead")
     return sheet(columns, rows)
 
@@ -452,7 +422,7 @@ def _by_method(results: Path, methods: Sequence[str], key: str) -> list[tuple[st
         for setting, found in settings.items():
             if methods[0] in found:
                 cells = (in_words(found[m][key]) if m in found else NOT_RUN for m in methods)
-                rows.append((task, setting.replace("stream.", ""), *cells))
+                rows.append((stream_name(task), setting.replace("stream.", ""), *cells))
     return rows
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from fedkeep.cli.app import app
 from fedkeep.config.components import COMPONENTS
 from fedkeep.config.experiment import TABLES
+from fedkeep.config.methods import METHODS
 from fedkeep.config.reference import Key, keys_of
 from fedkeep.core.errors import ConfigError
 
@@ -87,6 +88,16 @@ def test_every_table_and_every_name_can_be_shown() -> None:
     for kind, members in COMPONENTS.items():
         for name in members:
             assert f'{kind} = {{ name = "{name}" }}' in printed("list", name)
+
+
+def test_methods_are_listed_by_name_with_what_they_are_made_of() -> None:
+    output = CliRunner().invoke(app, ["list"]).output
+    listed = [line.split()[1] for line in output.splitlines() if line.startswith("method")]
+    assert listed == [*METHODS], "in their order, from simple to elaborate"
+    shown = printed("list", "balanced-fifo")
+    assert 'methods = ["balanced-fifo"]' in shown
+    assert 'storage = { quotas = "hard" }' in shown
+    assert METHODS["gist-shared"].summary.split(":")[0] in printed("list", "default")
 
 
 @pytest.mark.parametrize(

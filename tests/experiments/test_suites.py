@@ -20,6 +20,7 @@ from lab.findings import (
     write_table,
 )
 from lab.opening import candidates, opening
+from lab.overview import better_buys_table, leads_table
 from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
 from msgspec.structs import replace
 
@@ -317,14 +318,23 @@ def test_a_table_has_a_line_a_row_and_reads_back(tmp_path: Path) -> None:
 def test_the_opening_decides_by_intervals(tmp_path: Path) -> None:
     found = with_finals(tmp_path)
     words = "\n".join(str(block) for block in opening({"arena": arena(found)}, found))
-    verdict = (
-        "at the task's rate: ahead on none, behind on none, undecided on small (+7.0); "
-        "each at its own: not run yet"
+    assert "| gist-local | the task's | 0 | 1 | 0 | +7.0 | +7.0 | +7.0 | none |" in words, (
+        "the interval holds 0"
     )
-    assert f"`gist-local` against FIFO, {verdict}" in words, "the interval holds 0"
     assert "| small | 61.0 | (+7.0) | +10.0 |" in words, "undecided leads are in brackets"
-    assert "small 70 %" in words
-    assert "10. A larger FIFO" in words
+    assert "| small | 70 % |" in words, "of the way to unlimited storage"
+
+
+def test_tables_name_the_streams_on_which_a_method_is_worse() -> None:
+    def lead(points: float) -> dict[str, object]:
+        row = dict.fromkeys(("own_rate", "shared_rate", "over_fifo_shared"))
+        return {**row, "over_fifo": [points, 0.5], "rounds": 9, "seeds": 3}
+
+    few = {"embedded": {"draw": lead(-2.0)}, "har-ordered": {"draw": lead(4.0)}}
+    row = "| balanced-reservoir | own | 1 | 0 | 1 | -2.0 | +1.0 | +4.0 | demo, shuffled |"
+    assert row in leads_table(few)
+    many = {task: {"draw": lead(-1.0)} for task in ("embedded", "ic", "tc")}
+    assert "| 0 | 0 | 3 | -1.0 | -1.0 | -1.0 | 3 streams |" in leads_table(many)
 
 
 def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
@@ -339,7 +349,9 @@ def test_a_larger_fifo_that_is_the_better_buy_is_named(tmp_path: Path) -> None:
     words = "\n".join(
         str(block) for block in opening({"arena": arena(found), "bytes": bytes_}, found)
     )
-    assert "small (FIFO with 100 slots 90.0, gist-local with 10 85.0)" in words
+    assert "| small | fifo, 100 slots: 90.0 | gist-local, 10 slots: 85.0 | +5.0 |" in words
+    bytes_["small"]["gist-local"] = [[3000, 10, 85.0, 1.0]]
+    assert "| small | nowhere |  |  |" in better_buys_table(bytes_)
 
 
 def test_bytes_at_rest_and_the_equivalent_fifo_size(tmp_path: Path) -> None:

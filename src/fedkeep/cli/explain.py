@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedkeep.config.components import COMPONENTS
 from fedkeep.config.experiment import TABLES
+from fedkeep.config.methods import DEFAULT_METHOD, METHODS
 from fedkeep.config.presets import PRESETS
 from fedkeep.config.reference import about, keys_of, toml
 from fedkeep.core.errors import ConfigError
@@ -25,7 +26,10 @@ _MODELS = {
 _OTHERS = {
     "base": "Another experiment file, or a list of files, whose tables come first.",
     "label": "What tables and legends call the method.",
-    "methods": "A table a method, of what differs in it: [methods.NAME].",
+    "methods": (
+        "Registered methods by name, methods = [NAME, ...] (`fedkeep list` has them), or a table a "
+        "method, of what differs in it: [methods.NAME]."
+    ),
     "model": (
         "Overrides of the task's model: name, last_layers (how many are valued), "
         "its factory's arguments."
@@ -46,10 +50,11 @@ def list_(
 ) -> None:
     """List what may stand in an experiment.
 
-    The policies, tasks, coordinators, partitions, models and presets known here; with a name, its
-    keys and defaults.
+    The methods, policies, tasks, coordinators, partitions, models and presets known here; with a
+    name, its keys and defaults, or what a method is made of.
     """
-    known = {kind: _summaries(members) for kind, members in COMPONENTS.items()}
+    known = {"method": {name: method.summary for name, method in METHODS.items()}}
+    known |= {kind: _summaries(members) for kind, members in COMPONENTS.items()}
     known |= {"model": _MODELS, "preset": dict.fromkeys(PRESETS, "")}
     if name is None:
         Console().print(_listed(known | {"table": _summaries(TABLES)}))
@@ -98,13 +103,13 @@ def _summaries(members: Mapping[str, type[Any]]) -> dict[str, str]:
 def _listed(kinds: Mapping[str, Mapping[str, str]]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     for kind, members in kinds.items():
-        for name in sorted(members):
+        for name in members if kind == "method" else sorted(members):
             table.add_row(Text(kind), Text(name, style="bold"), Text(members[name]))
     return table
 
 
 def _components(name: str) -> Iterator[RenderableType]:
-    """All that goes by a name: a policy may be called like a partition."""
+    """All that goes by a name: a policy may be called like a method or a partition."""
     if ":" in name:
         own: Registry[type] = Registry("class")
         yield _described(f'name = "{name}"', find_component(own, name), [])
@@ -116,6 +121,10 @@ def _components(name: str) -> Iterator[RenderableType]:
         yield _described(f'model = {{ name = "{name}" }}', None, [f"Needs: {_MODELS[name]}."])
     if name in PRESETS:
         yield _described(f'preset = "{name}"', None, _said(preset=name))
+    if name in {*METHODS, "default"}:
+        method = METHODS[DEFAULT_METHOD if name == "default" else name]
+        tables = (f"{key} = {toml(value)}" for key, value in method.table.items())
+        yield _described(f'methods = ["{name}"]', None, [method.summary, *tables])
 
 
 def _key(table: str, name: str) -> Iterator[RenderableType]:
