@@ -27,10 +27,11 @@ from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verd
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
+from fedkeep.agent.stream_watch import StreamWatch
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
-from fedkeep.core.protocols import OfferResult, Stateful
+from fedkeep.core.protocols import OfferResult, PerSampleGradients, Stateful
 from fedkeep.core.rules.book import RecordContext
 from fedkeep.core.state import snapshot_parts, strip_prefix
 from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder
@@ -118,6 +119,15 @@ class Agent:
         )
         # The release pipeline is set later, so that it is looked up whenever it is told.
         device.entering = lambda ids: self.door.see(ids)  # noqa: PLW0108
+        device.counted = self._watch_arrivals
+        self.watch = StreamWatch(
+            config.drift,
+            config.samples.count,
+            config.samples.names,
+            [source.name for source in config.sources],
+            store.clock.now(),
+        )
+        """What is noticed of the stream: changes, and silence."""
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
@@ -213,6 +223,7 @@ class Agent:
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
+                self._look_for_silence()
         return len(arrivals)
 
     def _pauses(self) -> bool:
@@ -230,6 +241,24 @@ class Agent:
         if self.config.agent.during_training == "pause" and self._training.locked():
             return True
         return self.writes_spent and not self.intake.stopped
+
+    def _look_for_silence(self) -> None:
+        """Say which sources are silent, unless the agent itself holds them back."""
+        if self.waiting:
+            self.watch.postpone(self.store.clock.now())
+        self.watch.look(self.store.clock.now())
+
+    def _watch_arrivals(self, batch: Batch, measured: PerSampleGradients | None) -> None:
+        """Look whether the stream has changed, in samples that count from now on."""
+        now, form = self.store.clock.now(), self.intake.form
+        if not self.watch.wants(len(batch), now):
+            return
+        y = batch.y if form.targets is None else form.targets.assign(batch.y)
+        # Where nothing else asks for a measurement, a loss would cost a forward pass of its own.
+        at_hand = self.device.window.size > 0 or self.device.policy.needs_model
+        losses = measured.losses() if at_hand and measured is not None else None
+        if changed := self.watch.observe(y, losses, now):
+            self.counters[f"drift.{changed}"] += 1
 
     def _try_disk(self, timeout: float) -> None:
         """Commit what waits for the disk once it is time to try.
@@ -251,6 +280,7 @@ class Agent:
             by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
         for source, group in by_source.items():
             self.store.source = source
+            self.watch.arrived(source, self.store.clock.now())
             for kind, same in groupby(group, self._kind):
                 self._settle(kind(self, source, list(same)))
         spent = (time.perf_counter() - start) / len(arrivals)
@@ -632,7 +662,11 @@ class Agent:
             with self.lock:
                 report = participation.finish(trained)
                 self.store.model_version = self.model_date.round = order.round
-                self.model_date.received = self.store.clock.now()
+                now = self.model_date.received = self.store.clock.now()
+                correction = None if self.device.gist is None else self.device.gist.latest
+                rho = None if correction is None else correction.rho
+                if changed := self.watch.took_part(rho, now):
+                    self.counters[f"drift.{changed}"] += 1
                 self.require_commit()
                 return report
 

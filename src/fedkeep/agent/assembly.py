@@ -39,6 +39,7 @@ from fedkeep.agent.store_file import (
     open_file,
     plan,
 )
+from fedkeep.agent.stream_watch import DriftOptions
 from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store, build_rules
@@ -207,6 +208,7 @@ class AgentConfig:
     metrics: MetricsOptions
     upload: UploadOptions
     remote: RemoteOptions
+    drift: DriftOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table

@@ -23,6 +23,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import SampleOptions
 from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import SampleMetadata
+from fedkeep.agent.stream_watch import WATCHED
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.regions import region_term
@@ -363,6 +364,7 @@ def summarise(agent: Agent) -> messages.Status:
             settings="" if agent.remote is None else agent.remote.file.summary(),
             uploads="" if agent.uploads is None else agent.uploads.summary(),
             unlabelled=_waiting(agent),
+            drift=agent.watch.status(_changes(agent), store.clock.now()),
         )
 
 
@@ -382,6 +384,11 @@ def label_number(samples: SampleOptions, label: int | str | None) -> int | None:
     raise RejectedError("label", f"there is no label '{label}': {known}")
 
 
+def _changes(agent: Agent) -> dict[str, int]:
+    """Return how often the stream has changed, by what showed it."""
+    return {name: agent.counters[f"drift.{name}"] for name in WATCHED}
+
+
 def _waiting(agent: Agent) -> messages.WaitingStatus | None:
     """Return the figures of the waiting room; None without one."""
     room = agent.device.waiting
@@ -398,6 +405,8 @@ def vitals(agent: Agent) -> messages.DeviceStats:
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
+        changes = sum(_changes(agent).values())
+        silent = len(agent.watch.silent(agent.store.clock.now()))
         figures = None if agent.device.gist is None else agent.device.gist.figures
         gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
@@ -405,7 +414,15 @@ def vitals(agent: Agent) -> messages.DeviceStats:
     filled = tuple(labels[label] for label in range(agent.config.samples.count))
     arrivals = kept + replaced + refused + counts["refreshed"]
     return messages.DeviceStats(
-        labels.total(), filled, arrivals, kept, replaced, refused, gist=gist
+        labels.total(),
+        filled,
+        arrivals,
+        kept,
+        replaced,
+        refused,
+        gist=gist,
+        changes=changes,
+        silent=silent,
     )
 
 
@@ -511,6 +528,7 @@ class Collector:
             for name, count in room.counts.items():
                 left.add_metric([name], count)
             yield left
+        yield from _drift_metrics(status.drift)
         disk = self.agent.store.file.disk
         for name, text, count in (
             ("written_bytes", "Bytes handed to the store's file since the start", disk.written),
@@ -529,8 +547,33 @@ class Collector:
         )
         for name, count in status.counters.items():
             fate, _, reason = name.partition(".")
+            if fate == "drift":
+                continue
             fates.add_metric([fate, reason], count)
         yield fates
+
+
+def _drift_metrics(drift: messages.DriftStatus) -> "Iterator[Metric]":
+    """Yield whether the stream has changed, or stopped."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    changes = CounterMetricFamily(
+        "fedkeep_stream_changes", "Changes of the stream, by what showed them", labels=["of"]
+    )
+    for name, count in drift.changes.items():
+        changes.add_metric([name], count)
+    yield changes
+    quiet = GaugeMetricFamily(
+        "fedkeep_source_quiet_seconds", "Seconds since something came", labels=["source"]
+    )
+    silent = GaugeMetricFamily(
+        "fedkeep_source_silent", "1 while a source is silent", labels=["source"]
+    )
+    for source, seconds in drift.quiet_seconds.items():
+        quiet.add_metric([source], seconds)
+        silent.add_metric([source], int(source in drift.silent))
+    yield quiet
+    yield silent
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,14 @@ from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, writ
 from fedkeep.core.errors import ConfigError
 from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, SampleFilter, Status
+from fedkeep.protocol.messages import (
+    DriftStatus,
+    Erase,
+    GistStatus,
+    Reason,
+    SampleFilter,
+    Status,
+)
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -108,6 +115,7 @@ def _show_status(now: Status) -> None:
         lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    lines += _drift(now.drift)
     if now.settings:
         lines.append(f"settings {now.settings}")
     if now.uploads:
@@ -116,6 +124,20 @@ def _show_status(now: Status) -> None:
         lines.append(f"on hold  {now.waiting}; nothing is valued until then")
     lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
     _print(*lines)
+
+
+def _drift(drift: DriftStatus) -> list[str]:
+    """Return whether the stream has changed or stopped, in words; nothing where neither."""
+    lines = []
+    if times := sum(drift.changes.values()):
+        found = ", ".join(f"{name} {count}" for name, count in drift.changes.items() if count)
+        last = ""
+        if drift.last_seconds is not None:
+            last = f"; {_duration(drift.last_seconds)} ago {drift.last}"
+        lines.append(f"changes  {times} of the stream ({found}){last}")
+    for source, seconds in drift.silent.items():
+        lines.append(f"silent   source '{source}': nothing has come for {_duration(seconds)}")
+    return lines
 
 
 @agent.command()

@@ -222,6 +222,8 @@ class Device:
         """What gives class scores from a model and samples, where that is not the learner."""
         self.entering: Callable[[IntArray], None] = lambda _: None
         """Called with the ids of samples whose gradients enter the sum of arrivals."""
+        self.counted: Callable[[Batch, PerSampleGradients | None], None] = lambda *_: None
+        """Called with samples that count, once their labels are known, as measured."""
         self._time = 0.0
         """The latest time that the device has heard of."""
         frequencies = LabelFrequencies(count, child_seed(seed, "turns"))
@@ -459,6 +461,7 @@ class Device:
         if self.waiting is not None:
             self._time = max(self._time, float(np.max(time)))
             self.waiting.leave(batch.ids, Departure.LABELLED)
+        self.counted(batch, measurements)
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None:

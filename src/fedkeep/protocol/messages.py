@@ -187,6 +187,10 @@ class DeviceStats(msgspec.Struct, frozen=True):
     delta: float | None = None
     gist: tuple[float, float, float, float] | None = None
     """beta, rho, effective sample size and relative correction norm at the last participation."""
+    changes: int | None = None
+    """How often its stream has changed; None where it does not say."""
+    silent: int | None = None
+    """How many of its sources have fallen silent."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
@@ -275,6 +279,22 @@ class WaitingStatus(msgspec.Struct, frozen=True):
     model itself, displaced or expired before, and early labels that were forgotten."""
 
 
+class DriftStatus(msgspec.Struct, frozen=True):
+    """Whether a stream has changed, and whether it has stopped."""
+
+    changes: dict[str, int] = {}
+    """How often label shares, losses or the gradient correlation changed, since the store was
+    made."""
+    last: str = ""
+    """The last change since the agent's start, in words."""
+    last_seconds: float | None = None
+    """How long ago that was noticed."""
+    silent: dict[str, float] = {}
+    """Sources from which nothing comes, each with the seconds for which nothing has."""
+    quiet_seconds: dict[str, float] = {}
+    """Of every source, the seconds since something came."""
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Operating figures of an agent."""
 
@@ -310,6 +330,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """What waits to leave the device; empty where nothing may."""
     unlabelled: WaitingStatus | None = None
     """None of a device without a waiting room."""
+    drift: DriftStatus = DriftStatus()
+    """Whether the stream has changed, or stopped."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):
