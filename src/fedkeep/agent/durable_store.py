@@ -103,6 +103,8 @@ class DurableStore:
         self._form, self._decode = form, decode
         self._sample_cells, self._used_cells = sample_cells, 0
         """How many cells the samples may take, and take; counted where samples are files."""
+        self.wanted: dict[int, list[str]] = {}
+        """Of samples that come without labels, the rules that want them kept, by their ids."""
         self._files: dict[int, bytes] = {}
         """The files that are stored, by their samples' ids; those that wait for a label, too."""
         self._released: dict[int, bytes] = {}
@@ -467,6 +469,7 @@ class DurableStore:
             source=self.source,
             name=self.names.get(id_, "") if self.name_bytes else "",
             time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+            rules=tuple(self.wanted.get(id_, ())),
         )
         self.log.add(note, Verdict.WAITING)
         # Where a damaged file gives back too many, those that never were scored go first.
@@ -478,6 +481,29 @@ class DurableStore:
         self.unlabelled[id_] = note
         self.staged[id_] = join_content(row, note, self._form), place
         self._name_origin(note)
+
+    def want(self, id_: int, x: AnyArray, rules: Sequence[str]) -> None:
+        """Note that rules want a sample kept that waits already: it is written anew."""
+        note = self.unlabelled[id_]
+        names = (*note.rules, *(name for name in rules if name not in note.rules))
+        if names == note.rules:
+            return
+        note, file = note._replace(rules=names), self._files.get(id_)
+        place = self._discard(id_)
+        if file is not None:
+            self._released[id_] = file
+            row = self._keep_file(id_)
+            del self._released[id_]
+        else:
+            [row] = self.codec.encode(x[None])
+        self.unlabelled[id_] = note
+        self.staged[id_] = join_content(row, note, self._form), place
+        self._swaps = True
+        self._name_origin(note)
+
+    def held(self) -> list[int]:
+        """Give the ids of what waits and rules want kept."""
+        return [note.id for note in self.unlabelled.values() if note.rules]
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""

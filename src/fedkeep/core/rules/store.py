@@ -105,6 +105,7 @@ class RuledStore(MemoryStore):
         self._claims: Claims = {}
         self._triggers: dict[int, list[tuple[int, int]]] = {}
         self._source = ""
+        self._late_labels = False
         self._most_before = max((rule.before for rule in self.rules), default=0)
 
     def __len__(self) -> int:
@@ -115,6 +116,8 @@ class RuledStore(MemoryStore):
         claims: Claims,
         triggers: Claims | None = None,
         source: str = "",
+        *,
+        late: bool = False,
     ) -> None:
         """Say which rules match the samples that are offered next.
 
@@ -126,8 +129,12 @@ class RuledStore(MemoryStore):
             The same for rules that also hold what came before such a sample.
         source
             Where the samples come from.
+        late
+            Whether they came before, and only their labels come now: then they are not among those
+            that came before the next sample.
         """
         self._claims, self._triggers, self._source = claims, triggers or {}, source
+        self._late_labels = late
 
     def holders(self, id_: int) -> tuple[int, ...]:
         """Give the rules that hold a sample, and those that limit it."""
@@ -218,7 +225,7 @@ class RuledStore(MemoryStore):
     ) -> None:
         """Let rules hold what they match, and what came before it."""
         ring = None
-        if self._most_before:
+        if self._most_before and not self._late_labels:
             ring = self._ring.setdefault(self._source, deque(maxlen=self._most_before))
         for i, id_ in enumerate(batch.ids.tolist()):
             claims = self._claims.get(id_)
