@@ -171,7 +171,7 @@ def test_it_is_switched_off_and_wrong_settings_are_said(tmp_path: Path) -> None:
 
 def test_of_a_fast_stream_a_part_is_looked_at_and_many_labels_in_groups() -> None:
     watch = StreamWatch(DriftOptions(), 1000, (), (), now=0.0)
-    assert [watch.wants(1500, 0.5), watch.wants(1500, 0.9), watch.wants(1500, 2.0)] == [
+    assert [watch.wants(300, 0.5), watch.wants(300, 0.9), watch.wants(300, 2.0)] == [
         True,
         False,
         True,

@@ -500,9 +500,10 @@ class Agent:
         rules, context = self.device.rules, None
         if rules is not None:
             now = self.store.clock.wall()
-            times = [now if math.isnan(arrival.time) else arrival.time for arrival in arrivals]
+            times = np.array([arrival.time for arrival in arrivals])
+            times[np.isnan(times)] = now
             fields = [arrival.fields for arrival in arrivals]
-            context = RecordContext(fields, self.store.source, np.array(times))
+            context = RecordContext(fields, self.store.source, times)
         outcome = self.device.ingest(batch, self.store.clock.now(), measured, context)
         fates = [_FATES[fate] for fate in outcome.results.tolist()]
         if rules is not None and rules.refused:

@@ -16,7 +16,7 @@ WATCHED = ("labels", "losses", "gradients")
 """What changes are looked for in."""
 _MOST_CHANNELS = 64
 """Shares of labels that are watched; more labels are watched in groups of neighbours."""
-_A_SECOND = 2000
+_A_SECOND = 500
 """Arrivals of each second that are looked at: enough to notice, and cheap at any speed."""
 _GAPS, _LEAST_SILENCE, _NEVER_CAME = 3.0, 600.0, 3600.0
 """By default a source is silent after so many times the longest gap between two of its arrivals,

@@ -110,18 +110,25 @@ class RuleBook:
         ids = batch.ids.tolist()
         claims: Claims = {}
         triggers: Claims = {}
+        ranked: list[tuple[int, IntArray]] = []
+        place_of = None if allowed.all() else allowed.cumsum() - 1
         for index, (rule, matched) in enumerate(zip(self.rules, matches, strict=True)):
             if rule.action == "never":
                 continue
             claimed = matched & allowed
             if not late:  # else what came before and after it was looked at when it came
                 claimed = self._with_followers(index, claimed, context.source)
-            for i in claimed.nonzero()[0].tolist():
+            places = claimed.nonzero()[0]
+            if rule.holds and not rule.per and not rule.before:
+                if len(places):
+                    ranked.append((index, places if place_of is None else place_of[places]))
+                continue
+            for i in places.tolist():
                 group = self._group_at(rule, batch.y, context, i) if rule.per else 0
                 claims.setdefault(ids[i], []).append((index, group))
                 if rule.before and matched[i] and not late:
                     triggers.setdefault(ids[i], []).append((index, group))
-        self.store.claim(claims, triggers, context.source, late=late)
+        self.store.claim(claims, triggers, context.source, late=late, ranked=ranked)
         return allowed
 
     def screen(

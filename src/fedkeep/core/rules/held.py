@@ -32,6 +32,13 @@ class HeldSamples:
         self._groups: dict[int, list[_Key]] = {}
         """The keys of each group, the lowest first."""
 
+    @property
+    def floor(self) -> float:
+        """The score below which nothing is taken; -inf where it depends on the sample's group."""
+        if self.rule.per is not None or len(self.ids) < self._slots:
+            return float("-inf")
+        return self._groups[0][0][0]
+
     def refuses(self, score: float, group: int) -> bool:
         """Tell at once whether a newcomer is too low; where it is not sure, `take` decides."""
         own = self._groups.get(group)

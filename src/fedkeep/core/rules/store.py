@@ -106,6 +106,9 @@ class RuledStore(MemoryStore):
         self._triggers: dict[int, list[tuple[int, int]]] = {}
         self._source = ""
         self._late_labels = False
+        self._ranked_claims: Sequence[tuple[int, IntArray]] = ()
+        self._offered = 0
+        """How many samples were offered since rules claimed some."""
         self._most_before = max((rule.before for rule in self.rules), default=0)
 
     def __len__(self) -> int:
@@ -118,6 +121,7 @@ class RuledStore(MemoryStore):
         source: str = "",
         *,
         late: bool = False,
+        ranked: Sequence[tuple[int, IntArray]] = (),
     ) -> None:
         """Say which rules match the samples that are offered next.
 
@@ -132,7 +136,11 @@ class RuledStore(MemoryStore):
         late
             Whether they came before, and only their labels come now: then they are not among those
             that came before the next sample.
+        ranked
+            Of rules without groups, the places of the samples that match: by their scores alone
+            most of them are told to be too low.
         """
+        self._ranked_claims, self._offered = ranked, 0
         self._claims, self._triggers, self._source = claims, triggers or {}, source
         self._late_labels = late
 
@@ -166,7 +174,7 @@ class RuledStore(MemoryStore):
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples to the policy's slots, and those that rules claim to theirs, too."""
-        if not self._claims and not self._most_before:
+        if not self._claims and not self._ranked_claims and not self._most_before:
             outcome = super().offer(batch, regions, scores, arrivals)
         else:
             outcome = self._offer_limited(batch, regions, scores, arrivals)
@@ -227,8 +235,10 @@ class RuledStore(MemoryStore):
         ring = None
         if self._most_before and not self._late_labels:
             ring = self._ring.setdefault(self._source, deque(maxlen=self._most_before))
-        for i, id_ in enumerate(batch.ids.tolist()):
-            claims = self._claims.get(id_)
+        ids = batch.ids.tolist()
+        found = self._with_ranked(ids, scores)
+        for i, id_ in enumerate(ids):
+            claims = found.get(id_)
             if claims is not None:
                 score = float(scores[i])
                 claims = [claim for claim in claims if self._may_hold(*claim, score)]
@@ -250,6 +260,19 @@ class RuledStore(MemoryStore):
             if ring is not None:
                 self._hold_earlier(id_, ring)
                 ring.append(sample)
+
+    def _with_ranked(self, ids: Sequence[int], scores: Scores) -> Claims:
+        """Give all claims, but those of samples that rank too low for rules without groups."""
+        first, self._offered = self._offered, self._offered + len(ids)
+        if not self._ranked_claims:
+            return self._claims
+        found = {id_: [*claims] for id_, claims in self._claims.items()}
+        for index, places in self._ranked_claims:
+            begin, end = places.searchsorted((first, self._offered))
+            own = places[begin:end] - first
+            for i in own[~(scores[own] < self._holds[index].floor)].tolist():
+                found.setdefault(ids[i], []).append((index, 0))
+        return found
 
     def _may_hold(self, index: int, group: int, score: float) -> bool:
         held = self._holds.get(index)
