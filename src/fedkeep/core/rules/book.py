@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 from zlib import crc32
 
@@ -123,8 +124,8 @@ class RuleBook:
                 if len(places):
                     ranked.append((index, places if place_of is None else place_of[places]))
                 continue
-            for i in places.tolist():
-                group = self._group_at(rule, batch.y, context, i) if rule.per else 0
+            groups = self._groups(rule, batch.y, context, places)
+            for i, group in zip(places.tolist(), groups, strict=True):
                 claims.setdefault(ids[i], []).append((index, group))
                 if rule.before and matched[i] and not late:
                     triggers.setdefault(ids[i], []).append((index, group))
@@ -204,7 +205,7 @@ class RuleBook:
             case "source":
                 return crc32(source.encode(errors="surrogatepass"))
             case span:
-                return int(time // _SPANS[span]) if np.isfinite(time) else 0
+                return int(time // _SPANS[span]) if isfinite(time) else 0
 
     def weigh(self, weights: FloatArray, regions: IntArray, ids: IntArray) -> FloatArray:
         """Let stored samples count for those that limits kept out, within each region.
@@ -255,7 +256,12 @@ class RuleBook:
         self._after[index, source] = left
         return claimed
 
-    def _group_at(self, rule: Rule, y: AnyArray, context: RecordContext, place: int) -> int:
-        time = np.nan if context.times is None else float(context.times[place])
-        label = y[place] if y.ndim == 1 else 0
-        return self.group(rule, label, context.source, time)
+    def _groups(
+        self, rule: Rule, y: AnyArray, context: RecordContext, places: IntArray
+    ) -> list[int]:
+        """Give the group of each of these samples of a batch."""
+        if rule.per == "label" and y.ndim == 1:
+            return list(map(int, y[places].tolist()))
+        if rule.per not in _SPANS or context.times is None:
+            return [self.group(rule, 0, context.source, np.nan)] * len(places)
+        return [self.group(rule, 0, "", time) for time in context.times[places].tolist()]
