@@ -395,10 +395,11 @@ class Agent:
         return RecordContext([fields], note.source, np.array([time]), [note.rules])
 
     def _judge_labels(self, source: str, group: list[Arrival]) -> "_Fates":
-        # A number that comes later is refused: only labels are corrected, or waited for.
-        labels = 0 if self.intake.form.targets is not None else self.config.samples.count
+        labels, targets = self.config.samples.count, self.intake.form.targets
         known = ChainMap(self.store.records, self.store.unlabelled)
-        ids, y, sound, refused = screen_labels(group, labels, self.tombstones, self.ids, known)
+        ids, y, sound, refused = screen_labels(
+            group, labels, self.tombstones, self.ids, known, targets
+        )
         self._show_refused(source, refused)
         fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
         rules = self.device.rules

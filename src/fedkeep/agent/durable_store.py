@@ -435,9 +435,14 @@ class DurableStore:
             return []
         return [index.rules[rule].name for rule in index.holders(id_)]
 
-    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+    def relabel(self, id_: int, label: float, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
-        note = self.records[id_]._replace(label=label, region=region, score=score)
+        note = self.records[id_]._replace(region=region, score=score)
+        if self._targets is None:
+            note = note._replace(label=int(label))
+        else:
+            [interval] = self._targets.assign(np.array([label])).tolist()
+            note = note._replace(label=interval, target=(label,))
         file = self._files.get(id_)
         if file is None:
             [row] = self.codec.encode(self.numbers(id_)[None])
@@ -470,6 +475,7 @@ class DurableStore:
             name=self.names.get(id_, "") if self.name_bytes else "",
             time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
             rules=tuple(self.wanted.get(id_, ())),
+            target=(math.nan,) * self._form.target_width,
         )
         self.log.add(note, Verdict.WAITING)
         # Where a damaged file gives back too many, those that never were scored go first.
