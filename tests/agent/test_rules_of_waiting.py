@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
 from fedkeep.agent.retention import DAY
-from fedkeep.core.waiting import Departure, WaitingOptions, WaitingRoom
+from fedkeep.agent.service import StreamApi
+from fedkeep.cli.app import app
+from fedkeep.core.errors import ConfigError, RejectedError
+from fedkeep.core.waiting import UNLABELLED, Departure, WaitingOptions, WaitingRoom
+from fedkeep.protocol import messages
 from tests.agent.builders import SHAPE, AssembledAgent, make_agent
 
 RULES: list[dict[str, Any]] = [
@@ -143,6 +148,53 @@ def test_what_a_rule_wants_kept_is_displaced_by_no_other() -> None:
     other.leave(np.array([3]), Departure.LABELLED)
     assert other.hold(int(other.ids[-1]))
     assert not other.hold(99)
+
+
+def pulled(agent: Agent, **chosen: Any) -> dict[int, int]:
+    part = StreamApi(agent)._pull(messages.Pull(messages.SampleFilter(**chosen)))
+    for sample in part.samples:
+        x = np.random.default_rng(sample.id).standard_normal(SHAPE).astype(np.float32)
+        assert sample.data == x.tobytes()
+    return {sample.id: sample.label for sample in part.samples}
+
+
+def test_samples_are_pulled_by_rule_and_before_they_have_labels(tmp_path: Path) -> None:
+    agent = made(tmp_path)
+    come(agent, *({"id": id_, **({"alarm": True} if id_ in (1, 6) else {})} for id_ in range(1, 8)))
+    come(agent, {"id": 1, "y": 0}, {"id": 3, "y": 1})
+    assert pulled(agent) == {1: 0, 3: 1}
+    assert pulled(agent, rules=("alarms",)) == {1: 0}
+    assert pulled(agent, labels=("unlabelled",)) == dict.fromkeys((2, 4, 5, 6, 7), UNLABELLED)
+    both = pulled(agent, labels=("unlabelled", "0"), rules=("alarms",))
+    assert both == {1: 0, **dict.fromkeys((2, 4, 5, 6, 7), UNLABELLED)}
+    assert pulled(agent, labels=("unlabelled",), ids=("5",)) == {5: UNLABELLED}
+    with pytest.raises(RejectedError, match="there is no rule 'alarm'"):
+        pulled(agent, rules=("alarm",))
+    agent.store.file.disk.close()
+    for chosen, ids in (
+        (["--rule", "alarms", "--label", "0"], [1]),
+        (["--label", "unlabelled"], [2, 4, 5, 6, 7]),
+    ):
+        out = tmp_path / f"{len(ids)}.npz"
+        command = ["agent", "store", "export", str(tmp_path / "a.store"), str(out), *chosen]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        with np.load(out) as arrays:
+            assert sorted(arrays["ids"].tolist()) == ids
+
+
+def test_what_a_rule_holds_may_leave_by_consent(tmp_path: Path) -> None:
+    tables = {"rule": RULES, "policy": {"name": "balanced-reservoir"}}
+    upload = {"enabled": True, "to": str(tmp_path / "out"), "rules": ["alarms"]}
+    agent = make_agent(tmp_path, upload=upload, **tables).agent
+    for id_ in range(1, 6):
+        x = np.zeros(SHAPE, np.float32) + id_
+        agent.judge([Arrival(x, 0, id_, "gate", fields={"alarm": True} if id_ == 4 else {})])
+    assert agent.commit()
+    assert agent.uploads is not None
+    assert [note.id for note in agent.uploads.waiting()] == [2, 3, 4, 5]
+    agent.store.file.disk.close()
+    with pytest.raises(ConfigError, match="there is no rule 'alarm'"):
+        make_agent(tmp_path, upload={**upload, "rules": ["alarm"]}, **tables)
 
 
 def test_files_that_wait_are_held_and_forbidden_likewise(tmp_path: Path) -> None:

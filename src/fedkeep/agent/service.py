@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -31,6 +31,7 @@ from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.targets import error_sums
 from fedkeep.core.types import AnyArray, Vector
+from fedkeep.core.waiting import UNLABELLED
 from fedkeep.learn.evaluation import judge, predict
 from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
@@ -47,6 +48,7 @@ _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
 _PULLED, _PULLED_BYTES = 256, 4 << 20
+_UNLABELLED, _BEHIND = "unlabelled", 1 << 62
 """Samples and bytes that are given out at a time."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
@@ -192,32 +194,51 @@ class StreamApi:
 
     def _selected(self, asked: messages.SampleFilter) -> list[SampleMetadata]:
         """Return what is known of the samples that match, oldest first; the lock must be held."""
-        samples = self._agent.config.samples
-        labels = {label_number(samples, label) for label in asked.labels}
+        samples, store = self._agent.config.samples, self._agent.store
+        wanted = [label for label in asked.labels if label != _UNLABELLED]
+        labels = {label_number(samples, label) for label in wanted}
+        notes = store.notes() if wanted or not asked.labels else []
+        if _UNLABELLED in asked.labels:
+            labels.add(UNLABELLED)
+            notes += sorted(store.unlabelled.values(), key=attrgetter("arrival"))
+        own = [rule.name for rule in self._agent.config.method.rules]
+        for name in asked.rules:
+            if name not in own:
+                raise RejectedError(
+                    "select", f"there is no rule '{name}': {did_you_mean(name, own)}"
+                )
         named = {n for id_ in asked.ids for n in self._numbers(id_, asked.namespace)}
         if asked.namespace is not None and not asked.ids:
             raise RejectedError("select", "a namespace says which id is meant: give that, too")
         return [
             note
-            for note in self._agent.store.notes()
+            for note in notes
             if (not asked.ids or note.id in named)
             and (not labels or note.label in labels)
             and (not asked.sources or note.source in asked.sources)
             and (asked.since is None or note.wall >= asked.since)
             and (asked.until is None or note.wall <= asked.until)
+            and (not asked.rules or not {*asked.rules}.isdisjoint(self._held_by(note)))
         ]
+
+    def _held_by(self, note: SampleMetadata) -> Sequence[str]:
+        """Return the rules that hold a sample, or want it kept until its label comes."""
+        waits = note.label == UNLABELLED
+        return note.rules if waits else self._agent.store.holders(note.id)
 
     def _pull(self, asked: messages.Pull) -> messages.Pulled:
         agent, size, found, last = self._agent, 0, list[messages.PulledSample](), None
         is_file = agent.config.samples.decoder is not None
         with agent.lock:
             arrivals = agent.store.arrivals()
+            for id_, note in agent.store.unlabelled.items():  # they come behind what is stored
+                arrivals[id_] = _BEHIND + note.arrival
             notes = [n for n in self._selected(asked.selection) if arrivals[n.id] > asked.after]
             for note in notes:
                 if found and (size > _PULLED_BYTES or len(found) == _PULLED):
                     last = arrivals[found[-1].id]
                     break
-                data = agent.store.content(note.id)
+                data = self._content(note)
                 size += len(data)
                 time = None if math.isnan(note.time) else note.time
                 found.append(
@@ -236,6 +257,13 @@ class StreamApi:
         shape = None if is_file else agent.config.samples.shape
         return messages.Pulled(tuple(found), shape, agent.config.samples.names, last)
 
+    def _content(self, note: SampleMetadata) -> bytes:
+        """Return the file of a sample, or its numbers as little-endian float32."""
+        room, store = self._agent.device.waiting, self._agent.store
+        if note.label != UNLABELLED or room is None or store.payload(note.id) is not None:
+            return store.content(note.id)
+        return bytes(room.x([note.id])[0].astype("<f4").tobytes())
+
     def _upload(self, asked: messages.SampleFilter) -> messages.Queued:
         uploads = self._agent.uploads
         if uploads is None:
@@ -244,9 +272,10 @@ class StreamApi:
                 "no sample leaves this device: its configuration has no [upload] enabled = true",
             )
         if asked == messages.SampleFilter():
-            raise RejectedError("upload", "say what to send: ids, labels, sources or a time")
+            raise RejectedError("upload", "say what to send: ids, labels, sources, rules or a time")
         with self._agent.lock:
-            new = uploads.ask([note.id for note in self._selected(asked)])
+            chosen = [one.id for one in self._selected(asked) if one.label != UNLABELLED]
+            new = uploads.ask(chosen)
             return messages.Queued(new, len(uploads.waiting()), uploads.left_today())
 
     def _gone(self, asked: messages.Erase) -> set[int]:

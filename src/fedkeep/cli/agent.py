@@ -229,6 +229,9 @@ Labels = Annotated[
 Sources = Annotated[
     list[str] | None, typer.Option("--source", help="Only this source; may be repeated.")
 ]
+Rules = Annotated[
+    list[str] | None, typer.Option("--rule", help="Only what this rule holds; may be repeated.")
+]
 Since = Annotated[
     datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
 ]
@@ -241,6 +244,7 @@ def pull_samples(
     id_: Ids = None,
     label: Labels = None,
     source: Sources = None,
+    rule: Rules = None,
     since: Since = None,
     until: Until = None,
     namespace: Namespace = None,
@@ -248,12 +252,12 @@ def pull_samples(
 ) -> None:
     """Take samples out of a running agent, with names and files as they came.
 
-    Options of one kind add up, those of different kinds must all hold. What is written is readable
-    by its owner only.
+    Options of one kind add up, those of different kinds must all hold; `--label unlabelled` are
+    those that wait for their labels. What is written is readable by its owner only.
     """
     if os.path.lexists(out):
         raise ConfigError(f"{out} exists: choose another name")
-    selection = _selection(id_, label, source, since, until, namespace)
+    selection = _selection(id_, label, source, since, until, namespace, rule)
     with AgentClient(socket, timeout=60) as client:
         parts = list(client.pull_samples(selection))
     samples = [sample for part in parts for sample in part.samples]
@@ -284,15 +288,16 @@ def upload(
     id_: Ids = None,
     label: Labels = None,
     source: Sources = None,
+    rule: Rules = None,
     since: Since = None,
     until: Until = None,
     namespace: Namespace = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
     """Queue stored samples to be sent where [upload] says, if this device consents."""
-    selection = _selection(id_, label, source, since, until, namespace)
+    selection = _selection(id_, label, source, since, until, namespace, rule)
     if selection == SampleFilter():
-        raise ConfigError("say what to send: --id, --label, --source, --since or --until")
+        raise ConfigError("say what to send: --id, --label, --source, --rule, --since or --until")
     with AgentClient(socket, timeout=60) as client:
         queued = client.upload(selection)
     typer.echo(
@@ -351,13 +356,20 @@ def _selection(
     since: datetime | None,
     until: datetime | None,
     namespace: str | None,
+    rules: list[str] | None,
 ) -> SampleFilter:
     """Return the conditions of a command's options."""
     if namespace is not None and not ids:
         raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     first, last = (None if time is None else time.timestamp() for time in (since, until))
     return SampleFilter(
-        tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
+        tuple(ids or ()),
+        tuple(labels or ()),
+        tuple(sources or ()),
+        first,
+        last,
+        namespace,
+        tuple(rules or ()),
     )
 
 

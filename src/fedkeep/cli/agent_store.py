@@ -241,6 +241,9 @@ def export(
     source: Annotated[
         list[str] | None, typer.Option(help="Only samples from this source; may be repeated.")
     ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Only samples that this rule held; may be repeated.")
+    ] = None,
     since: Annotated[
         datetime | None, typer.Option(help="Only those stored then or later, by its clock.")
     ] = None,
@@ -269,6 +272,7 @@ def export(
         and (not source or note.source in source)
         and (first is None or note.wall >= first)
         and (last is None or note.wall <= last)
+        and (not rule or not {*rule}.isdisjoint(note.rules))
     ]
     notes = [found.notes[i] for i in chosen]
     if found.payloads is None:

@@ -130,13 +130,15 @@ class SampleFilter(msgspec.Struct, frozen=True):
     ids: tuple[str, ...] = ()
     """Ids as they are written."""
     labels: tuple[int | str, ...] = ()
-    """By number or name."""
+    """By number or name; "unlabelled" are those that wait for their labels."""
     sources: tuple[str, ...] = ()
     since: float | None = None
     """Stored then or later, by the device's clock."""
     until: float | None = None
     namespace: str | None = None
     """Only `ids` of this namespace; None: of any."""
+    rules: tuple[str, ...] = ()
+    """Held by one of these rules."""
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True):
