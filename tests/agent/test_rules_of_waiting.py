@@ -1,6 +1,8 @@
 """Rules and samples whose labels come later: what is forbidden or wanted counts at once."""
 
 import io
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fedkeep.core.errors import ConfigError, RejectedError
 from fedkeep.core.waiting import UNLABELLED, Departure, WaitingOptions, WaitingRoom
 from fedkeep.protocol import messages
 from tests.agent.builders import SHAPE, AssembledAgent, make_agent
+from tests.agent.test_agent_process import running
 
 RULES: list[dict[str, Any]] = [
     {"name": "alarms", "when": "alarm", "slots": 6, "before": 2, "after": 1, "ttl_days": 9.0},
@@ -228,3 +231,38 @@ def test_files_that_wait_are_held_and_forbidden_likewise(tmp_path: Path) -> None
     assert agent.commit()
     assert agent.store.payload(2) == files[2]
     assert "alarms" in agent.store.holders(2)
+
+
+def test_what_a_rule_forbids_is_no_fault_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "agent.toml").write_text(
+        """
+        [samples]
+        shape = [6]
+        labels = 3
+        decoder = "npy"
+        [waiting]
+        share = 0.5
+        [store]
+        path = "a.store"
+        [agent]
+        socket = "a.sock"
+        [[rule]]
+        name = "home"
+        when = 'zone == "home"'
+        action = "never"
+        [[source]]
+        kind = "folder"
+        path = "in"
+        """
+    )
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        np.save(tmp_path / "in" / f"{number}.npy", np.full(SHAPE, number, np.float32))
+        beside = {"zone": "home" if number < 2 else "hall"}
+        (tmp_path / "in" / f"{number}.npy.json").write_text(json.dumps(beside))
+    with running(tmp_path, "agent.toml"):
+        deadline = time.monotonic() + 30
+        while left := [path for path in (tmp_path / "in").rglob("*") if path.is_file()]:
+            assert time.monotonic() < deadline, left
+            assert not (tmp_path / "in" / "refused").exists()
+            time.sleep(0.05)

@@ -24,6 +24,8 @@ from fedkeep.protocol.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
 
+SOUND_REFUSALS = frozenset({"refused.score", "refused.room", "refused.rule"})
+"""Fates of sound samples that are not kept: nothing was wrong with their records."""
 Acknowledge = Callable[[str], None]
 """Called once with a sample's fate, after that fate is on the disk."""
 Overload: TypeAlias = Literal["wait", "sample", "drop"]
