@@ -15,7 +15,7 @@ from fedkeep.agent.retention import DAY
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.rules.store import RuledStore
 from fedkeep.protocol.framing import receive_frame, send_frame
-from tests.agent.builders import AssembledAgent, make_agent
+from tests.agent.builders import AssembledAgent, arrival, make_agent
 from tests.agent.test_agent_process import lines, outcome, start, wait_until_ready, write_config
 from tests.agent.test_orders_of_events import client
 from tests.agent.test_sources import _connect
@@ -222,3 +222,43 @@ def test_a_wrong_rule_ends_the_start_with_its_place(tmp_path: Path) -> None:
         "            ^\n"
     )
     assert "Traceback" not in errors
+
+
+BEFORE = [{"name": "alarms", "when": "label == 2", "slots": 8, "before": 2}]
+
+
+def refused_first(assembly: AssembledAgent) -> int:
+    """Fills the store until a sample has no place; gives its id. A rule may hold it later."""
+    for id_ in range(10_000):
+        came, fates = arrival(id_, label=id_ % 2), list[str]()
+        came.acknowledge = fates.append
+        assembly.agent.judge([came])
+        assert assembly.agent.commit()
+        if fates == ["refused.score"]:
+            return id_
+    raise AssertionError("the store is never full")
+
+
+def test_what_was_erased_is_not_held_by_an_alarm_that_comes_after(tmp_path: Path) -> None:
+    assembly = ruled(tmp_path, BEFORE)
+    refused = refused_first(assembly)
+    assembly.agent.erase([refused])
+    assembly.agent.judge([arrival(20_000, label=2)])
+    assert assembly.agent.commit()
+    assert 20_000 in assembly.agent.store.records
+    assert refused not in assembly.agent.store.records
+    assembly.disk.close()
+
+
+def test_what_an_alarm_holds_afterwards_is_as_old_as_when_it_came(tmp_path: Path) -> None:
+    policy = {"name": "balanced-reservoir"}
+    store = {"budget": 100_000, "ttl_days": 30.0, "clock_tolerance_hours": 0.0}
+    assembly = make_agent(tmp_path, policy=policy, rule=BEFORE, store=store)
+    refused = refused_first(assembly)
+    assembly.agent.store.clock._age_at_start += 20 * DAY
+    assembly.agent.judge([arrival(20_000, label=2)])
+    assert refused in assembly.agent.store.records
+    assembly.agent.store.clock._age_at_start += 11 * DAY
+    assert assembly.agent.remove_expired()
+    assert [*assembly.agent.store.records] == [20_000]
+    assembly.disk.close()

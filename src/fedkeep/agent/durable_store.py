@@ -398,26 +398,28 @@ class DurableStore:
         if not isinstance(self._index, RuledStore) or not self._index.remembers:
             return
         self._remembered = {
-            id_: SampleMetadata(
-                id_,
-                label=label,
-                name=self.names.get(id_, "") if self.name_bytes else "",
-                target=target,
-                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
-            )
+            id_: self._first_note(id_)._replace(label=label, target=target, displaced=-1)
             for id_, label, target in zip(ids.tolist(), labels.tolist(), targets, strict=True)
         }
 
+    def _first_note(self, id_: int) -> SampleMetadata:
+        """Return what is known of a sample since it first came, from which its age counts."""
+        return self._before.get(id_) or SampleMetadata(
+            id_,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+        )
+
     def _late_note(self, sample: HeldSample) -> SampleMetadata:
         """Return what is known of a sample that was not kept when it came."""
-        note: SampleMetadata = sample.tag[0] or SampleMetadata(sample.id)
+        note: SampleMetadata = sample.tag[0]
         return note._replace(
             arrival=sample.arrival,
             score=sample.score,
             model_version=self.model_version,
-            taken=self.clock.now(),
-            wall=self.clock.wall(),
-            source=self.source,
             region=sample.region,
         )
 
@@ -630,9 +632,12 @@ class DurableStore:
 
         Returns how many there were.
         """
+        ids = [*ids]
         gone = [id_ for id_ in ids if id_ in self.records]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
         self.log.forget(np.array(gone + waited, dtype=np.int64))
+        # Also what is not stored: a rule may remember it, to hold it when an alarm comes.
+        self._index.remove(ids)
         for id_ in waited:
             place = self._discard(id_)
             if place is not None:
