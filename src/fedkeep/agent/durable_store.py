@@ -317,6 +317,11 @@ class DurableStore:
         return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
 
     @property
+    def needs_whole(self) -> bool:
+        """Whether samples wait that cannot be read without what only a whole commit writes."""
+        return bool(self.staged or self._late) and not self.readable
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of the budget that one stored sample takes; of files, on average."""
         cell = self.file.geometry.cell_size
@@ -570,6 +575,8 @@ class DurableStore:
             y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._hold_again(notes + held_alone)
+        if isinstance(self._index, RuledStore) and "quotas" in state:
+            self._index.leave_to_rules(state["quotas"])
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
 
@@ -578,6 +585,7 @@ class DurableStore:
         index = self._index
         if not isinstance(index, RuledStore) or self.groups_of is None:
             return
+        again = {}
         for note in sorted(notes, key=lambda note: note.arrival):
             if not note.rules:
                 continue
@@ -587,7 +595,11 @@ class DurableStore:
             y = note.label if self._targets is None else self._targets.settled([note.target])[0]
             tag = (note, None)
             sample = HeldSample(note.id, x, y, note.region, note.score, note.arrival, tag)
-            index.hold_again(sample, self.groups_of(note))
+            claims = again[note.id] = sample, self.groups_of(note)
+            index.hold_again(*claims)
+        for id_, claims in again.items():
+            if not index.in_policy(id_) and not index.held(id_):
+                index.hold_instead(*claims)
         unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
         self._let_go([*unheld], Verdict.DROPPED)
         index.take_changes()
