@@ -1,5 +1,6 @@
 """An existing app, FedAvg and torch and all, adopts fedkeep by a Keeper and a wrapper."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -450,6 +451,41 @@ def test_the_documented_app_learns_with_a_class_and_corrections() -> None:
     assert float((model(torch.tensor(x)).argmax(1).numpy() == y).mean()) > 0.8
     assert corrected[:4] == ["none"] * 4, "nothing is known before the first model"
     assert corrected[-4:] == ["on"] * 4
+
+
+def test_the_lines_of_the_readme_are_an_app_that_learns() -> None:
+    """With a class, a loader of torch's, and arrivals as numpy makes them: float64."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.S) if "Keeper.open" in b)
+    pasted: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), pasted)
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = Net()
+        model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
+        x, y = arrivals(context.node_id, int(str(msg.content["config"]["server-round"])))
+        new = x.astype(np.float64), y
+        samples, keeper = pasted["samples_for"](msg, context, Net, new, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for features, labels in torch.utils.data.DataLoader(samples, batch_size=16):
+            optimizer.zero_grad()
+            torch.autograd.backward(torch.nn.functional.cross_entropy(model(features), labels))
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(samples)})
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        return Message(RecordDict({**content, **keeper.records()}), reply_to=msg)
+
+    torch.manual_seed(0)
+    grid, arrays = make_grid(app), ArrayRecord(Net().state_dict())
+    result = pasted["strategy"].start(grid, arrays, num_rounds=8)
+    metrics = result.train_metrics_clientapp[8]
+    assert (metrics["keeper-errors"], metrics["keeper-estimates"]) == (0, 4)
+    model = Net()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    x, y = arrivals(99, 99, 600)
+    assert float((model(torch.tensor(x)).argmax(1).numpy() == y).mean()) > 0.8
 
 
 def test_a_device_whose_loss_rises_three_times_stops_correcting_and_says_so(
