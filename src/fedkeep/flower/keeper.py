@@ -460,7 +460,9 @@ class Keeper:
         stream.trained_on = frozenset(stored.ids.tolist())
         close = self._release.close_estimate
         self._report, correction, gradients = _participate(device, order, close)
-        self._steps = self._step_correction(stream.model, stored, correction, gradients)
+        self._steps = self._step_correction(
+            stream.model, order.model, stored, correction, gradients
+        )
         self._settle_targets(sorted(stream.kept))
         self._report = self._release.release(self._report, order)
 
@@ -671,6 +673,7 @@ class Keeper:
     def _step_correction(
         self,
         model: "UserModel",
+        synced: Vector,
         batch: Batch,
         correction: Vector | None,
         stored: StoredGradients | None,
@@ -695,6 +698,7 @@ class Keeper:
             variance=float(before.projections(gradient).var()),
             loss=float(before.losses().mean()),
             evidence=UnitEvidence(*map(self._recall, ("along", "expected", "variance"))),
+            mixing=lambda: model.mixing_in_training(synced, batch.take(slice(0, _CHECKED_SAMPLES))),
         )
 
     def _finish_steps(self) -> None:
