@@ -241,6 +241,45 @@ def test_a_keepers_file_of_another_form_is_refused_in_a_sentence(tmp_path: Path)
         opened(directory=str(tmp_path))
 
 
+def wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.ReLU(), torch.nn.Linear(9, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [(net, {"last_layers": 1}), (net, {"policy": "ode"}), (wider, {})],
+    ids=["last_layers", "policy", "model"],
+)
+def test_a_keeper_opened_for_another_model_says_how_to_begin_anew(
+    tmp_path: Path, make: Any, changed: dict[str, Any]
+) -> None:
+    context = make_node(0, make_app(), {}).context
+    with Keeper.open(context, net, 9, directory=str(tmp_path)) as keeper:
+        keeper.offer(*arrivals(0, 0))
+        keeper.sync(ArrayRecord(net().state_dict()))
+    (file,) = tmp_path.iterdir()
+    with pytest.raises(ConfigError, match=f"does not fit the model .* delete {file} to begin anew"):
+        Keeper.open(context, make, 9, directory=str(tmp_path), **changed)
+    file.unlink()
+    assert Keeper.open(context, make, 9, directory=str(tmp_path), **changed).status().stored == 0
+
+
+def test_two_keepers_of_one_app_are_told_apart_or_refused(tmp_path: Path) -> None:
+    context = make_node(0, make_app(), {}).context
+    for keepers in ("one", "two"):
+        with (
+            Keeper.open(context, net, 9, directory=str(tmp_path / "a")) as first,
+            Keeper.open(context, wider, 6, directory=str(tmp_path / "b")) as second,
+        ):
+            for keeper in (first, second):
+                keeper.offer(*arrivals(0, 0))
+        assert (first.status().stored, second.status().stored) == (9, 6), keepers
+    with Keeper.open(context, net, 9) as keeper:
+        keeper.offer(*arrivals(0, 0))
+    with pytest.raises(ConfigError, match="if an app has several keepers, give each a directory="):
+        Keeper.open(context, wider, 6)
+
+
 def test_a_model_with_one_output_is_refused_in_a_sentence() -> None:
     with (
         opened(make=lambda: torch.nn.Linear(5, 1)) as keeper,
@@ -474,7 +513,7 @@ def test_the_lines_of_the_readme_are_an_app_that_learns() -> None:
             torch.autograd.backward(torch.nn.functional.cross_entropy(model(features), labels))
             optimizer.step()
         metrics = MetricRecord({"num-examples": len(samples)})
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        content: dict[str, Any] = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
         return Message(RecordDict({**content, **keeper.records()}), reply_to=msg)
 
     torch.manual_seed(0)

@@ -257,7 +257,8 @@ def arguments(module: Callable[..., Any], x: Any) -> tuple[Sequence[Any], dict[s
 def _moved(tree: Any, device: torch.device) -> Any:
     """Move the tensors of a tree to a device."""
     if isinstance(tree, PackedSequence):
-        return tree.to(device=device)
+        sequences: Any = tree  # torch's types know of no device here
+        return sequences.to(device)
     if isinstance(tree, dict):
         return {name: _moved(part, device) for name, part in tree.items()}
     if isinstance(tree, tuple | list):
