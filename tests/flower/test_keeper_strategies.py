@@ -31,6 +31,7 @@ from fedkeep.flower.keeper_records import (
 )
 from fedkeep.records import Evaluation, Round, read_run
 from tests.flower.in_process import InProcessGrid, make_node
+from tests.flower.strategies_table import combinations, write_table
 
 NODES, FEATURES, LABELS = 6, 4, 3
 
@@ -462,3 +463,15 @@ def test_a_round_in_which_no_reply_has_examples_merges_nothing(
     assert result.train_metrics_clientapp[3]["keeper-estimates"] == NODES
     assert caplog.text.count("every reply has num-examples = 0") == 1
     assert not result.arrays, "nothing was merged"
+
+
+def test_a_part_of_the_long_form_keeps_the_rows_that_it_did_not_play(tmp_path: Path) -> None:
+    page, rest = tmp_path / "page.md", "# Page\n\n{}\nafter\n"
+    page.write_text(rest.format("<!-- strategies -->\n<!-- end of strategies -->"))
+    first = {("FedAvg", ""): "| FedAvg |  | 0 | 0.5 | right |"}
+    write_table(first | {("Krum", ""): "| Krum |  | 0 | 0.6 | right |"}, page)
+    write_table({("FedAvg", ""): "| FedAvg |  | 6 | 0.9 | right |"}, page)
+    found = [line for line in page.read_text().splitlines() if line.startswith(("| Fed", "| Kr"))]
+    assert found == ["| FedAvg |  | 6 | 0.9 | right |", "| Krum |  | 0 | 0.6 | right |"]
+    assert f"; {len(combinations()) - 2} not run yet:" in page.read_text()
+    assert page.read_text().endswith("<!-- end of strategies -->\nafter\n")

@@ -29,7 +29,7 @@ from fedkeep.deploy.ports import listeners, require_free
 log = logging.getLogger("fedkeep.flower")
 
 Settings = Mapping[str, str | int | float | bool]
-_START_SECONDS, _RESTARTS = 60.0, 3
+_START_SECONDS, _RESTARTS = 180.0, 3
 _SETTLED_SECONDS = 600.0
 """A run that lasted longer before it ended is no failure in a row."""
 _REGISTERING = 4
