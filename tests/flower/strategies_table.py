@@ -93,7 +93,7 @@ def main() -> int:
         deployment = AsStartedByFlower(Path(folder) / "fleet", port=free_port(), insecure=True)
         with LocalFleet(deployment) as fleet:
             fleet.environment["RAY_worker_niceness"] = "0"  # 15 by default: others starve it
-            # A Ray that was killed leaves its address in its folder, and the next would wait for it.
+            # A Ray that was killed leaves its address there, and the next would wait for it.
             fleet.environment["RAY_TMPDIR"] = folder
             fleet.start_superlink()
             for number, (strategy, mod) in enumerate(combinations()):

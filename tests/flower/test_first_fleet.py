@@ -132,6 +132,16 @@ def test_a_changed_specification_is_refused_with_the_command_that_begins_anew(
     refuse_changes(check_specification(fleet.specification), str(fleet.state), "fleet", "")
 
 
+def test_a_mistake_in_the_specification_is_named_with_its_file(tmp_path: Path) -> None:
+    fleet = FirstFleet(tmp_path / "f")
+    fleet.create(2)
+    text = fleet.specification.read_text()
+    fleet.specification.write_text(text.replace("rounds = 100000", "roundz = 3"))
+    error = CliRunner().invoke(cli, ["fleet", "start", str(fleet.root)]).exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith(f"{fleet.specification}: unknown key 'train.roundz'")
+
+
 def test_a_device_that_differs_from_the_fleet_is_named_before_anything_starts(
     tmp_path: Path,
 ) -> None:

@@ -137,7 +137,11 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
-    spec = check_specification(known.specification)
+    try:
+        spec = check_specification(known.specification)
+    except ConfigError as error:
+        where = "" if str(known.specification) in str(error) else f"{known.specification}: "
+        raise ConfigError(f"{where}{error}") from None
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
     terms = agreement_of(spec, region_term(spec.regions), spec.samples.numbers)
     wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}
