@@ -51,7 +51,7 @@ def updates_of(*rows: tuple[float, float]) -> UpdateRows:
 
 
 def content(updates: UpdateRows) -> FloatArray:
-    return np.concatenate([group.copy() for _, group in updates.row_groups()])
+    return np.concatenate([block.copy() for _, block in updates.column_blocks()], axis=1)
 
 
 # Lengths
