@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from fedkeep.core.aggregation.robust.reputation import reputation_weights
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.aggregation.robust.validate import inconsistent_gradients
 from fedkeep.core.aggregation.rows import UpdateRows
+from fedkeep.core.bounds import check_range
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _LENGTH_RATIO = 2.0
@@ -44,10 +46,16 @@ class RobustMean(Aggregator):
     as well as those of the others do, and the device with the fleet. It stops attackers who know
     the rule from steering the fleet by gists that agree with their updates just enough; a device
     with news may lose its gist by it."""
+    gradient_ratio: float = 2.0
+    """Local gradients or gists longer than so many times the median are clipped to that. With 1
+    devices that collude move the fleet by their gists half as far; honest fleets learn from long
+    gists less (docs/security.md)."""
 
     requires_limits = True
     verifies_gradients = True
-    gradient_ratio = 2.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "gradient_ratio", above=0, below=inf)
 
     def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
         """Merge one round of a fleet of which nothing else is known."""
