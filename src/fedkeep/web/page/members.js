@@ -1,7 +1,7 @@
 "use strict";
 // A real fleet, first on the page: how far it is, what is wrong, who is there, and what each device holds.
 
-const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Trouble"];
+const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Stream", "Trouble"];
 /** What stands for labels and accuracy where targets are numbers. */
 const NUMBER_HEADS = { Labels: "Intervals", Accuracy: "R2" };
 
@@ -40,6 +40,13 @@ function fleetTiles(view, online, troubles) {
   ];
 }
 
+/** Whether a device's stream has changed or stopped, as it last said. */
+function streamOf(member) {
+  if (member.silent) return "silent";
+  if (member.changes == null) return NONE;
+  return member.changes ? `changed ${formatCount(member.changes)} times` : "steady";
+}
+
 function memberRow(member, labels) {
   const ago = member.seen == null ? NONE : `${formatDuration(Math.max(0, Date.now() / 1000 - member.seen))} ago`;
   const cells = [
@@ -48,6 +55,7 @@ function memberRow(member, labels) {
     member.stored == null ? NONE : `${formatCount(member.stored)} of ${formatCount(member.capacity)}`,
     member.labels == null ? NONE : `${member.labels} of ${labels}`,
     formatPercent(member.accuracy),
+    streamOf(member),
     member.refused ?? NONE,
   ];
   return make(
