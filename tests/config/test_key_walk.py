@@ -88,6 +88,7 @@ CASES: list[tuple[str, Any, Table]] = [
         {"aggregation": {"name": "trimmed"}, "train": {"participation": 1.0}},
     ),
     ("aggregation.strict_gradients", True, merged(GIST, {"aggregation": {"name": "robust"}})),
+    ("aggregation.gradient_ratio", 1.0, merged(GIST, {"aggregation": {"name": "robust"}})),
     ("limits.update_norm", 0.01, {}),
     ("limits.update_ratio", 0.01, {}),
     ("limits.gradient_norm", 0.01, {}),
