@@ -45,8 +45,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples_valued: int = 0
     samples_trained: int = 0
     bytes_at_rest: int = 0
-    """What a device keeps besides the model; 0 where it was not counted. The suite of bytes counts
-    it anew: earlier runs left out the window, the notes of a gist and what is kept of a sample."""
+    """What a device keeps besides the model; 0 where it was not counted. `reproduce.py bytes` counts
+    all of its runs anew: those that other suites made were counted by the code of their day."""
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -131,10 +131,11 @@ class Curves:
         """The run with these settings, if it was made."""
         return next((curves[digest] for curves in self._tasks.values() if digest in curves), None)
 
-    def add(self, task: str, curve: Curve) -> None:
-        """Adds a run and writes its task's file at once, so that a kill loses only one run."""
+    def add(self, task: str, *curves: Curve) -> None:
+        """Adds runs and writes their task's file at once, so that a kill loses only one run."""
+        added = {curve.config_hash: curve for curve in curves}
         with alone_in(self._directory):
-            self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
+            self._write(task, _read(self._directory / f"{task}.json") | added)
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Drops all other runs: no longer wanted, or changed in a way that no setting shows."""

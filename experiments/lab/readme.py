@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder

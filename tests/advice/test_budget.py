@@ -50,7 +50,9 @@ def test_what_is_counted_is_what_a_device_snapshots(gist: dict[str, object]) -> 
     state = device.snapshot()
     counted = kept_bytes(method, LEARNER, slots=6, sample_shape=SHAPE, labels=LABELS)
     assert counted.samples == state["store.x"].nbytes
-    assert counted.window == (state["window.sum"].nbytes if gist["mode"] != "none" else 0)
+    kept = sum(array.nbytes for name, array in state.items() if name.startswith("window."))
+    assert counted.window == kept - state["window.counts"].nbytes
+    assert (counted.window > 0) == (gist["mode"] != "none")
     kept = sum(array.nbytes for name, array in state.items() if name.startswith("gist."))
     assert counted.gist == kept
 
@@ -83,7 +85,8 @@ def test_where_samples_are_enough_or_the_gist_is_dear_all_is_spent_on_samples() 
 
 
 def test_the_rule_prefers_fewer_bytes_only_where_they_cost_little() -> None:
-    whole, coarse = GistOptions("local"), GistOptions("local", rank=4, encoding="int4")
+    whole = GistOptions("local", encoding="float32")
+    coarse = GistOptions("local", rank=4, encoding="int4")
     assert (
         expected_noise(10, whole) < expected_noise(10, coarse) < expected_noise(10, GistOptions())
     )

@@ -8,7 +8,7 @@ import pytest
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.gradients.codec import Encoding, pack, unpack
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.protocols import FleetLearner
@@ -52,7 +52,7 @@ def test_the_sketch_of_a_gist_is_the_gist_of_sketches(
     learner = learner_for(model, shape, LABELS, **options)
     whole_options = GistOptions(mode)  # type: ignore[arg-type]
     whole = device(learner, whole_options, shape)
-    sketched = device(learner, replace(whole_options, rank=4), shape)
+    sketched = device(learner, replace(whole_options, rank=4, encoding="float32"), shape)
     assert sketched.gist is not None
     assert whole.gist is not None
     layout = sketched.gist.layout
@@ -86,7 +86,7 @@ def test_at_full_rank_a_sketched_gist_is_the_whole_one() -> None:
     learner = learner_for("mlp", (60,), LABELS, hidden=[40])
     reports = []
     for rank in (None, 60):
-        one = device(learner, GistOptions("local", rank=rank), (60,))
+        one = device(learner, GistOptions("local", rank=rank, encoding="float32"), (60,))
         for round_ in range(3):
             one.observe(batch((60,), round_), float(round_))
             order = TrainOrder(

@@ -19,7 +19,7 @@ from fedkeep.config.device import build_device
 from fedkeep.config.method import MethodConfig
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import Encoding
+from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.protocols import Learner
 from fedkeep.data import Federation
 from fedkeep.encoding import SCALE_BYTES, EncodingName, SampleCodec
@@ -115,9 +115,8 @@ def kept_bytes(
         kind = name.partition(".")[0]
         if kind not in ("store", "model", "direction", "memory", "meter"):
             size = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
-            parts["window" if name == "window.sum" else kind if kind == "gist" else "counts"] += (
-                size
-            )
+            summed = kind == "window" and name != "window.counts"
+            parts["window" if summed else kind if kind == "gist" else "counts"] += size
     scales = SCALE_BYTES * math.prod(sample_shape) if codec.quantised else 0
     return KeptBytes(slots * codec.nbytes + scales, slots * META_BYTES, **parts)
 
@@ -152,7 +151,7 @@ class StorePlan:
             table["stream"] = {"encoding": self.encoding}
         gist: Table = {"mode": self.gist.mode}
         if self.gist.kept:
-            gist["encoding"] = self.gist.encoding
+            gist["encoding"] = self.gist.used_encoding
             if self.gist.rank is not None:
                 gist["rank"] = self.gist.rank
         return table | {"gist": gist}
@@ -162,7 +161,7 @@ class StorePlan:
         if not self.gist.kept:
             return f"{samples}, no gist"
         rank = "every number" if self.gist.rank is None else f"rank {self.gist.rank}"
-        return f"{samples} and a gist ({rank}, {self.gist.encoding})"
+        return f"{samples} and a gist ({rank}, {self.gist.used_encoding})"
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,7 @@ def expected_noise(slots: int, gist: GistOptions) -> float:
     if not gist.kept:
         return 1.0 / slots
     rank = 16 if gist.rank == "auto" else gist.rank
-    kept = _RECOVERED.get(rank, 0.8) * _KEPT_BY_BITS.get(gist.encoding, 1.0)
+    kept = _RECOVERED.get(rank, 0.8) * _KEPT_BY_BITS.get(gist.used_encoding, 1.0)
     removed = _CORRELATION * kept * _GIST_SAMPLES / (_GIST_SAMPLES + slots)
     return (1.0 - removed) / slots
 

@@ -3,7 +3,7 @@
 docs/gist.md has the method and its equations.
 """
 
-from fedkeep.core.gist.codec import Encoding, pack, packed_bytes, unpack
+from fedkeep.core.gradients.codec import Encoding, pack, packed_bytes, unpack
 from fedkeep.core.gist.correction import (
     Correction,
     GistFigures,

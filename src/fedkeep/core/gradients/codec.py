@@ -1,4 +1,4 @@
-"""How a gist is kept in few bytes: as it is, in half precision, or as whole numbers with scales.
+"""How gists and sums are kept in few bytes: half precision, or whole numbers with scales.
 
 Whole numbers are rounded at random, up or down with odds by the distance: on average nothing is
 lost, and what one participation loses does not add up over the next ones, since each takes only a
@@ -13,6 +13,8 @@ from fedkeep.core.types import AnyArray, FloatArray, State, Vector
 
 Encoding: TypeAlias = Literal["float32", "float16", "int8", "int4"]
 """In which numbers a gist is kept."""
+SumEncoding: TypeAlias = Encoding | Literal["int16"]
+"""In which numbers a sum is kept: each addition rounds it, so that it needs more bits than m."""
 BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
 
@@ -30,16 +32,16 @@ class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
         self.packed = None
 
 
-def scale_count(size: int, encoding: Encoding) -> int:
+def scale_count(size: int, encoding: SumEncoding) -> int:
     """Count the scales that a vector of so many numbers has in that encoding."""
     return 0 if encoding == "float32" else -(-size // BLOCK)
 
 
-_LARGEST = {"float16": 1.0, "int8": 127.0, "int4": 7.0}
+_LARGEST = {"float16": 1.0, "int16": 32767.0, "int8": 127.0, "int4": 7.0}
 """What the largest number of a block becomes."""
 
 
-def packed_form(size: int, encoding: Encoding) -> tuple[int, str]:
+def packed_form(size: int, encoding: SumEncoding) -> tuple[int, str]:
     """Give the length and the type of the array that holds so many numbers.
 
     Examples
@@ -50,7 +52,7 @@ def packed_form(size: int, encoding: Encoding) -> tuple[int, str]:
     return (-(-size // 2), "uint8") if encoding == "int4" else (size, encoding)
 
 
-def packed_bytes(size: int, encoding: Encoding) -> int:
+def packed_bytes(size: int, encoding: SumEncoding) -> int:
     """Count the bytes that a vector of so many numbers takes in that encoding.
 
     Examples
@@ -62,15 +64,15 @@ def packed_bytes(size: int, encoding: Encoding) -> int:
     return np.dtype(form).itemsize * length + 4 * scale_count(size, encoding)
 
 
-def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
+def pack(vector: Vector | FloatArray, encoding: SumEncoding, seed: int) -> State:
     """Encode a vector: its numbers and, for the shorter encodings, a scale for every block.
 
     Parameters
     ----------
     vector : Vector or FloatArray
         The numbers.
-    encoding : {"float32", "float16", "int8", "int4"}
-        The last two round at random, so that nothing is lost on average.
+    encoding : {"float32", "float16", "int16", "int8", "int4"}
+        The last three round at random, so that nothing is lost on average.
     seed : int
         The seed of that rounding.
 
@@ -91,13 +93,18 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
         none = np.empty(0, dtype=np.float32)
         return {"packed": vector.astype(np.float32, copy=False), "scales": none}
     largest, size = _LARGEST[encoding], len(vector)
-    blocks = np.zeros((scale_count(size, encoding), BLOCK))
+    # A sum is packed with every batch of arrivals: in float32, which has bits to spare for it.
+    wide = np.float32 if encoding == "int16" else np.float64
+    blocks = np.zeros((scale_count(size, encoding), BLOCK), dtype=wide)
     scaled = blocks.reshape(-1)[:size]
     scaled[:] = vector
     scales = (np.abs(blocks).max(axis=1, initial=0.0) / largest).astype(np.float32)
-    blocks /= np.where(scales > 0, scales, np.inf).astype(np.float64)[:, None]
+    endless = ~np.isfinite(scales)
+    blocks /= np.where(scales > 0, scales, np.inf).astype(wide)[:, None]
+    if endless.any():  # stays infinite, whatever is added
+        blocks[endless] = largest
     if encoding != "float16":
-        scaled += np.random.default_rng(seed).random(size)
+        scaled += np.random.default_rng(seed).random(size, dtype=wide)
         np.floor(scaled, out=scaled)
         np.clip(scaled, -largest, largest, out=scaled)
     if encoding == "int4":
