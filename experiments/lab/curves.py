@@ -5,7 +5,7 @@ as two) and bytes at rest.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -131,11 +131,26 @@ class Curves:
         """The run with these settings, if it was made."""
         return next((curves[digest] for curves in self._tasks.values() if digest in curves), None)
 
-    def add(self, task: str, *curves: Curve) -> None:
-        """Adds runs and writes their task's file at once, so that a kill loses only one run."""
-        added = {curve.config_hash: curve for curve in curves}
+    def add(self, task: str, curve: Curve) -> None:
+        """Adds a run and writes its task's file at once, so that a kill loses only one run."""
         with alone_in(self._directory):
-            self._write(task, _read(self._directory / f"{task}.json") | added)
+            self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
+
+    def recount(self, counts: Mapping[str, int]) -> int:
+        """Corrects the bytes at rest of runs, by hash, in whichever files; gives how many."""
+        changed = 0
+        with alone_in(self._directory):
+            for task in self._tasks:
+                found = _read(self._directory / f"{task}.json")
+                new = {
+                    digest: msgspec.structs.replace(found[digest], bytes_at_rest=count)
+                    for digest, count in counts.items()
+                    if digest in found and found[digest].bytes_at_rest != count
+                }
+                if new:
+                    self._write(task, found | new)
+                changed += len(new)
+        return changed
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Drops all other runs: no longer wanted, or changed in a way that no setting shows."""

@@ -286,29 +286,22 @@ def recount(suite: Suite, curves: Curves) -> int:
     Runs that other suites share were counted as those were made, by the code of that day. Tasks
     whose data is not here stay as they are.
     """
-    changed = 0
+    counts: dict[str, int] = {}
+    seeds = sorted({seed for stage in suite.stages for seed in stage.seeds})
     for task in suite.tasks:
-        own = [row for stage in suite.stages for row in suite.rows(stage) if row.task == task]
-        seeds = sorted({seed for stage in suite.stages for seed in stage.seeds})
-        found: list[Curve] = []
-        try:
-            for row in dict.fromkeys(own):
-                planned = suite.reported(row, 1.0, seeds)
-                runs = [curve for run in planned if (curve := curves.find(run.digest)) is not None]
-                if runs:
-                    count = bytes_at_rest(planned[0].cell.experiment)
-                    found += (
-                        msgspec.structs.replace(curve, bytes_at_rest=count)
-                        for curve in runs
-                        if curve.bytes_at_rest != count
-                    )
-        except DataError as error:
-            print(f"without {task}: {error}", flush=True)
-            continue
-        if found:
-            curves.add(task, *found)
-        changed += len(found)
-    return changed
+        rows = [row for stage in suite.stages for row in suite.rows(stage) if row.task == task]
+        for row in dict.fromkeys(rows):
+            planned = suite.reported(row, 1.0, seeds)
+            made = [run for run in planned if curves.find(run.digest) is not None]
+            if not made:
+                continue
+            try:
+                count = bytes_at_rest(planned[0].cell.experiment)
+            except DataError as error:
+                print(f"without {task}: {error}", flush=True)
+                break
+            counts |= dict.fromkeys((run.digest for run in made), count)
+    return curves.recount(counts)
 
 
 def _played(
