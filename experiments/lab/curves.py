@@ -45,8 +45,11 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples_valued: int = 0
     samples_trained: int = 0
     bytes_at_rest: int = 0
-    """What a device keeps besides the model; 0 where it was not counted. `reproduce.py bytes` counts
-    all of its runs anew: those that other suites made were counted by the code of their day."""
+    """What a device keeps besides the model; 0 where it was not counted.
+
+    `reproduce.py bytes` counts all of its runs anew: those that other suites made were counted by
+    the code of their day.
+    """
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:

@@ -86,6 +86,7 @@ METHODS = {
     "gist-local-int8": "gist-local, m in int8",
     "gist-local-all-int8": "gist-local, m and samples in int8",
     "gist-local-all-int4": "gist-local, m in int4, samples in int8",
+    "gist-local-sketch4-int8": "gist-local, rank 4 and samples in int8",
     "gist-local-sketch4-int4": "gist-local, rank 4 in int4, samples in int8",
     "gist-local-sketch4-int4-float16": "gist-local, rank 4 in int4, samples in float16",
     "gist-local-sketch4-int8-float16": "gist-local, rank 4 in int8, samples in float16",

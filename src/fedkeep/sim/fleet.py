@@ -16,8 +16,8 @@ import numpy as np
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.gradient_exchange import GradientExchange
+from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner, Learner, Outcome, PerSampleGradients, TrainingJob
 from fedkeep.core.seeds import child_seed, generator

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.gradients.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gist.correction import (
     UNMOVED,
     Correction,
@@ -32,6 +31,7 @@ from fedkeep.core.gist.noise_model import (
 )
 from fedkeep.core.gist.options import GistOptions
 from fedkeep.core.gradients.accumulator import GradientAccumulator
+from fedkeep.core.gradients.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.seeds import child_seed
