@@ -66,7 +66,7 @@ def test_two_bytes_a_number_are_near_the_sum_however_the_arrivals_come(
     assert short.counts.tolist() == exact.counts.tolist()
     assert apart(short.mean(), exact.mean()) < 3e-3
     numbers = short.size
-    assert short.nbytes == 2 * numbers + 4 * -(-numbers // 64) + short.counts.nbytes
+    assert short.nbytes == 2 * numbers + 4 * -(-numbers // 256) + short.counts.nbytes
     short.clear()
     assert not short.mean().any()
     assert short.count == 0

@@ -408,7 +408,7 @@ def test_a_gist_is_counted_with_its_vector() -> None:
     for gist, vector in (
         ({"name": "none"}, 0),
         ({"name": "local"}, (4 + 8) * parameters + notes),
-        (packed, parameters + 5 * 4 + 2 * parameters + 5 * 4 + notes),
+        (packed, parameters + 5 * 4 + 2 * parameters + 2 * 4 + notes),
     ):
         samples = 10 * (30 * 4 + META_BYTES) + shares(10)
         assert bytes_at_rest(resolve(table | {"gist": gist})) == samples + vector

@@ -107,7 +107,8 @@ class GradientAccumulator:
             return
         seed = child_seed(self._seed, "window", self.count)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = self._total() + mean * np.float32(len(regions))
+            total = self._total()
+            total += mean * np.float32(len(regions))
             self._kept = pack(total, self._encoding, seed)
 
     def mean(self, share: float = 1.0) -> Vector:

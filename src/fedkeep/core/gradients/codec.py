@@ -17,6 +17,8 @@ SumEncoding: TypeAlias = Encoding | Literal["int16"]
 """In which numbers a sum is kept: each addition rounds it, so that it needs more bits than m."""
 BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
+_BLOCK_OF_SUMS = 256
+"""The same in `int16`, which has bits to spare."""
 
 
 class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
@@ -34,11 +36,22 @@ class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
 
 def scale_count(size: int, encoding: SumEncoding) -> int:
     """Count the scales that a vector of so many numbers has in that encoding."""
-    return 0 if encoding == "float32" else -(-size // BLOCK)
+    if encoding == "float32":
+        return 0
+    return -(-size // (_BLOCK_OF_SUMS if encoding == "int16" else BLOCK))
 
 
-_LARGEST = {"float16": 1.0, "int16": 32767.0, "int8": 127.0, "int4": 7.0}
+_LARGEST = {"float16": 1.0, "int8": 127.0, "int4": 7.0}
 """What the largest number of a block becomes."""
+_LARGEST_OF_SUMS = 32_766.0
+"""The same in `int16`, where random bits behind the point must not carry beyond the word."""
+_LEAST_SCALE = 1e-37
+"""Smaller ones have too few digits to divide by: such a block counts as zero."""
+_POINT = 65_536
+"""A level of a sum, in the units in which it is rounded."""
+_DITHER = (16 * np.random.default_rng(0).permutation(_POINT // 16) + 8).astype(np.uint16)
+"""Random bits behind the point, each sixteenth once. A generator for each batch of arrivals would
+take longer than all else; where in them a sum begins is what its seed says."""
 
 
 def packed_form(size: int, encoding: SumEncoding) -> tuple[int, str]:
@@ -92,25 +105,46 @@ def pack(vector: Vector | FloatArray, encoding: SumEncoding, seed: int) -> State
     if encoding == "float32":
         none = np.empty(0, dtype=np.float32)
         return {"packed": vector.astype(np.float32, copy=False), "scales": none}
+    if encoding == "int16":
+        return _pack_sum(vector, seed)
     largest, size = _LARGEST[encoding], len(vector)
-    # A sum is packed with every batch of arrivals: in float32, which has bits to spare for it.
-    wide = np.float32 if encoding == "int16" else np.float64
-    blocks = np.zeros((scale_count(size, encoding), BLOCK), dtype=wide)
+    blocks = np.zeros((scale_count(size, encoding), BLOCK))
     scaled = blocks.reshape(-1)[:size]
     scaled[:] = vector
     scales = (np.abs(blocks).max(axis=1, initial=0.0) / largest).astype(np.float32)
-    endless = ~np.isfinite(scales)
-    blocks /= np.where(scales > 0, scales, np.inf).astype(wide)[:, None]
-    if endless.any():  # stays infinite, whatever is added
-        blocks[endless] = largest
+    blocks /= np.where(scales > 0, scales, np.inf).astype(np.float64)[:, None]
     if encoding != "float16":
-        scaled += np.random.default_rng(seed).random(size, dtype=wide)
+        scaled += np.random.default_rng(seed).random(size)
         np.floor(scaled, out=scaled)
         np.clip(scaled, -largest, largest, out=scaled)
     if encoding == "int4":
         halves = np.append(scaled, np.zeros(len(scaled) % 2)).astype(np.int8) + 8
         return {"packed": (halves[::2] | halves[1::2] << 4).astype(np.uint8), "scales": scales}
     return {"packed": scaled.astype(encoding), "scales": scales}
+
+
+def _pack_sum(vector: Vector | FloatArray, seed: int) -> State:
+    """Do the same in `int16`, by shifts: a sum is packed with every batch of arrivals.
+
+    An infinite block stays infinite, whatever is added to it.
+    """
+    size = len(vector)
+    blocks = np.zeros((scale_count(size, "int16"), _BLOCK_OF_SUMS), dtype=np.float32)
+    blocks.reshape(-1)[:size] = vector
+    largest = np.maximum(blocks.max(axis=1, initial=0.0), -blocks.min(axis=1, initial=0.0))
+    scales = largest / np.float32(_LARGEST_OF_SUMS)
+    scales[scales < _LEAST_SCALE] = 0.0
+    endless = ~np.isfinite(scales)
+    factors = np.divide(
+        np.float32(_POINT), scales, out=np.zeros_like(scales), where=(scales > 0) & ~endless
+    )
+    blocks *= factors[:, None]
+    if endless.any():
+        blocks[endless] = _POINT
+    fixed = blocks.reshape(-1)[:size].astype(np.int32)
+    fixed += np.resize(np.roll(_DITHER, seed % len(_DITHER)), size)
+    fixed >>= 16
+    return {"packed": fixed.astype(np.int16), "scales": scales}
 
 
 def unpack(packed: State, size: int) -> Vector:
@@ -127,7 +161,8 @@ def unpack(packed: State, size: int) -> Vector:
         return numbers
     if numbers.dtype == np.uint8:
         numbers = np.stack([numbers & 15, numbers >> 4], axis=1).ravel()[:size].astype(np.int8) - 8
-    decoded = numbers.astype(np.float32) * np.repeat(scales, BLOCK)[:size]
+    block = _BLOCK_OF_SUMS if numbers.dtype == np.int16 else BLOCK
+    decoded = numbers.astype(np.float32) * np.repeat(scales, block)[:size]
     vector = decoded.view(PackedVector)
     vector.packed = packed
     return vector
