@@ -199,7 +199,7 @@ from ray.cluster_utils import Cluster
 
 sys.path.insert(0, sys.argv[1])
 from lab.curves import Curves
-from lab.suite import read_suite, recount, run_suite
+from lab.suite import read_suite, run_suite
 
 folder = Path(sys.argv[2])
 cluster = Cluster(
