@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
@@ -348,9 +348,10 @@ def costs_table(experiments: Path, results: Path) -> str:
         "`balanced-reservoir`": (GistOptions(), "draw"),
         "`gist-local`": (GistOptions("local"), "gist-local"),
         "`gist-shared`": (GistOptions("shared"), "gist-shared"),
+        '`gist-shared`, `encoding = "int8"`': (GistOptions("shared", encoding="int8"), ""),
         '`gist-shared`, `rank = "auto"`': (GistOptions("shared", rank="auto"), ""),
-        '`gist-shared`, `rank = "auto"`, `encoding = "int8"`': (
-            GistOptions("shared", rank="auto", encoding="int8"),
+        '`gist-shared`, `rank = 4`, `encoding = "int4"`': (
+            GistOptions("shared", rank=4, encoding="int4"),
             "",
         ),
     }
