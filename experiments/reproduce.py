@@ -9,6 +9,7 @@
     python experiments/reproduce.py bytes     accuracy against bytes at rest
     python experiments/reproduce.py paper     the paper's tasks at their full scale
     python experiments/reproduce.py a         the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py robustness  the paper: epochs, participation, stores and more
     python experiments/reproduce.py rest      the paper: motivation, the authors' settings
     python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
     python experiments/reproduce.py --quick   everything, tiny, into runs/quick
@@ -51,13 +52,14 @@ from fedkeep.tables import Table
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
+    "robustness": ("robustness",),
     "rest": ("motivation", "authors"),
 }
 SUITES = ("gist", "arena", "choice", "sketch", "helps", "labels", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3", "steps")
 """What is measured by a separate program, in tier A."""
-SHORTENED = ("motivation/", "authors/")
+SHORTENED = ("motivation/", "authors/", "robustness/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
     "synthetic": {"devices": 10, "smallest": 60, "largest": 80},

@@ -8,7 +8,7 @@ from fedkeep.config.experiment import read_experiment
 from fedkeep.core.errors import DataError
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
-from lab.findings import Findings, finals, in_words
+from lab.findings import Findings, Interval, finals, in_words
 from lab.names import papers_task
 from lab.opening import arena_tables, choosing, names_table, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
@@ -21,6 +21,7 @@ _FOLDERS = {
     "authors": "Table 2 as the authors' code runs it",
     "ablation": "Ablations",
     "simplified": "Simplified ODE",
+    "robustness": "Robustness: epochs, participation, storage, mini-batches, labels, velocities",
     "motivation": "Motivation",
 }
 _COSTS = {
@@ -161,9 +162,11 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
     settings = results.settings(name)
     for method in results.methods(name):
         printed = results.paper.of(table, "accuracy", task, method)
-        reached = [finals(results.runs(name, method, setting)) for setting in settings]
-        theirs = "" if printed is None else f" ({printed:g})"
-        cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
+        cells = [method]
+        for setting in settings:
+            swept = results.paper.swept(task, method, setting)
+            told = printed if swept is None else swept
+            cells.append(_accuracy(finals(results.runs(name, method, setting)), told))
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
             found, printed = (
@@ -177,6 +180,11 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
                 speed += f" ({printed:.2f}x)" if printed else " (-)"
             cells += ["" if margin is None else str(margin), speed]
         yield tuple(cells)
+
+
+def _accuracy(reached: Interval | None, printed: float | None) -> str:
+    """A mean with its interval, and the paper's number in brackets."""
+    return in_words(reached) + ("" if printed is None or reached is None else f" ({printed:g})")
 
 
 def _short(setting: str) -> str:

@@ -12,6 +12,8 @@ from fedkeep.records.measures import interval
 from lab.blocks import sheet
 from lab.findings import Interval, in_words
 
+STREAM_LENGTH = "-stream-length"
+"""How the names of arms end whose updates have the length of their streams' gradients."""
 _TITLES = {
     "fifo": "FIFO",
     "ode-est-participants": "ODE-Est (participants' mean)",
@@ -31,7 +33,13 @@ def steps_table(experiments: Path, results: Path) -> str:
         return "Not run yet: `python experiments/steps.py` makes it."
     multiples = sorted({float(run["multiple"]) for run in runs})
     rows = []
+    arms = dict(_TITLES)
     for method, title in _TITLES.items():
+        arms[method + STREAM_LENGTH] = f"{title}, steps of the stream's length"
+    ran = {run["method"] for run in runs}
+    for method, title in arms.items():
+        if method.endswith(STREAM_LENGTH) and method not in ran:
+            continue
         cells = [_by_rate(runs, method, multiple) for multiple in multiples]
         rows.append((title, *cells, _relative_path(runs, method), _at_equal_path(runs, method)))
     heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
@@ -68,9 +76,13 @@ def _of(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> dict[in
 
 
 def _by_rate(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> str:
-    """FIFO's accuracy at a rate, or another method's lead over FIFO at the same rate."""
-    own, fifo = _of(runs, method, multiple), _of(runs, "fifo", multiple)
-    if method == "fifo":
+    """FIFO's accuracy at a rate, or another method's lead over FIFO at the same rate.
+
+    Over a FIFO with steps of the stream's length, where the method has them too.
+    """
+    base = "fifo" + STREAM_LENGTH if method.endswith(STREAM_LENGTH) else "fifo"
+    own, fifo = _of(runs, method, multiple), _of(runs, base, multiple)
+    if method == base:
         return in_words(_interval([final_accuracy(run) for run in own.values()]))
     both = own.keys() & fifo.keys()
     leads = [final_accuracy(own[seed]) - final_accuracy(fifo[seed]) for seed in both]

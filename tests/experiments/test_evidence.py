@@ -186,6 +186,20 @@ def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
     )
 
 
+def test_a_sweep_has_the_papers_number_at_each_value_and_decides_its_claim(tmp_path: Path) -> None:
+    summary = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70))
+    swept = [replace(c, setting=f"train.epochs={v}") for v in (2, 5) for c in summary.curves]
+    swept_summary = replace(summary, experiment="robustness/ic-epochs", curves=tuple(swept))
+    write_summary(tmp_path / "results" / "robustness" / "ic-epochs.json", swept_summary)
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    words = (tmp_path / "RESULTS.md").read_text()
+    assert "| ode-est | 70.3 ± 1.4 (72.7) | 70.3 ± 1.4 (71.5) |" in words
+    found = verdicts(Results(tmp_path / "results", PAPER))
+    word, because = found["Gains hold at low participation, more epochs, smaller storage"]
+    assert word == "reproduced"
+    assert because == "ic-epochs 2: +10.0 ± 0.0; ic-epochs 5: +10.0 ± 0.0"
+
+
 def test_a_chart_of_one_flat_line_is_drawn() -> None:
     assert "M" in line_chart("flat", {"a": [(0, 1.0), (1, 1.0)]}, "x", "y")
 
