@@ -290,7 +290,32 @@ def paper_table(experiments: Path, results: Path) -> str:
             rows.append((title, *cells))
     notes = [_scale_of(ours, experiments, task) for task in PAPER_TASKS]
     lines = "\n".join(f"- {note}" for note in notes)
-    return sheet(("method", *(task.upper() for task in PAPER_TASKS)), rows) + f"\n\n{lines}"
+    return sheet(("method", *PAPER_TASKS.values()), rows) + f"\n\n{lines}"
+
+
+def paper_speedups(experiments: Path, results: Path) -> str:
+    """Table 2: rounds of FIFO over rounds of a method to FIFO's final accuracy."""
+    paper = Paper(experiments / "paper.toml")
+    ours = Results(results, paper)
+    rows = []
+    for method, title in _PAPER_ROWS.items():
+        cells = [_speedup_cell(ours, paper, task, method) for task in PAPER_TASKS]
+        if method != "fifo" and any(cell != NOT_RUN for cell in cells):
+            rows.append((title, *cells))
+    return sheet(("method", *PAPER_TASKS.values()), rows)
+
+
+def _speedup_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
+    """`ours (the paper's)`: how much sooner; `never` where no seed got there."""
+    name, printed = f"table2/{task}", paper.of("table2", "speedup", task, method)
+    theirs = "none" if printed is None else f"{printed:.2f}x" if printed else "never"
+    if not ours.runs(name, method):
+        return NOT_RUN if printed is None else f"{NOT_RUN} ({theirs})"
+    found = ours.speedup(name, method)
+    own = "never" if found.value is None else f"{found.value:.2f}x"
+    if 0 < found.reached < found.seeds:
+        own += f", {found.reached} of {found.seeds} seeds"
+    return f"{own} ({theirs})"
 
 
 def _paper_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
@@ -315,12 +340,12 @@ def _scale_of(ours: Results, experiments: Path, task: str) -> str:
     """How the row of a task was run, and whether its experiment file has changed since."""
     name = f"table2/{task}"
     if name not in ours.summaries:
-        return f"{task.upper()}: not run at the paper's scale."
+        return f"{PAPER_TASKS[task]}: not run at the paper's scale."
     summary = ours.summaries[name]
     seeds = len({curve.seed for curve in summary.curves})
     rounds = max(curve.planned for curve in summary.curves)
     changed = [setting for setting in summary.changed if not setting.startswith("train.rounds")]
-    words = f"{task.upper()}: {seeds} seeds, {rounds} rounds"
+    words = f"{PAPER_TASKS[task]}: {seeds} seeds, {rounds} rounds"
     words += f", {', '.join(f'`{setting}`' for setting in changed)}" if changed else ""
     return words + (
         "; **made before the present data preparation and settings, will be made again**."
@@ -474,6 +499,7 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results-conditions": conditions_table,
     "results-bytes": bytes_table,
     "paper-table2": paper_table,
+    "paper-speedups": paper_speedups,
     "paper-claims": claims_table,
     "paper-steps": steps_table,
     "costs": costs_table,

@@ -31,6 +31,8 @@ class Paper:
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None if absent."""
         found = self.tables.get(table, {})
+        column = found.get("same_method", {}).get(column, column)
+        row = found.get("same_row", {}).get(row, row)
         values = found.get(quantity, {})
         values = values.get(row) if isinstance(values, dict) else values
         if values is None or column not in found.get("columns", ()):

@@ -14,20 +14,28 @@ from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import FedkeepError
 from lab.blocks import sheet
 from lab.curves import ExperimentSummary
-from lab.findings import Interval, in_words
+from lab.findings import LEVEL, SLIGHT, Interval, in_words
 from lab.results import Paper, Results, verdicts
 
-PAPER_TASKS = ("st", "ic", "har", "tc")
+PAPER_TASKS = {
+    "st": "ST",
+    "ic": "IC",
+    "har": "HAR",
+    "har-balanced": "HAR, balanced",
+    "tc": "TC",
+}
+"""Rows of Table 2 that pages show, with their titles."""
 _PRINTED = {
     "high-loss": "HL",
     "gradient-norm": "GN",
     "fedbalancer": "FB",
     "sld": "SLD",
     "ode-exact": "ODE-Exact",
-    "ode-est": "ODE-Est",
+    "ode-est": "ODE-Est (Eq. 8)",
+    "ode-est-participants": "ODE-Est (mean)",
     "full-data": "FD",
 }
-"""The methods of the paper's Table 2 that are compared with FIFO."""
+"""The methods of the paper's Table 2 that are compared with FIFO; of ODE-Est both estimates."""
 _PARTS = {
     "global estimator: participants' mean over Eq. 8": (
         "table2",
@@ -67,12 +75,19 @@ def came_back(ours: Results, paper: Paper, task: str) -> dict[str, list[str]]:
     for method, title in _PRINTED.items():
         printed = paper.of("table2", "accuracy", task, method)
         margin = ours.margin(name, method, "fifo")
-        if printed is None or margin is None or printed == base:
-            continue
-        side = margin.ahead
-        verdict = "came back" if side is (printed > base) else "did not"
-        found["undecided" if side is None else verdict].append(title)
+        if printed is not None and margin is not None:
+            found[_verdict(margin, printed - base)].append(title)
     return found
+
+
+def _verdict(margin: Interval, printed: float) -> str:
+    """What became of a lead of the paper; one below half a point counts as level."""
+    side = margin.ahead
+    if abs(printed) < SLIGHT and abs(margin.mean) < LEVEL:
+        return "came back"
+    if side is None:
+        return "undecided"
+    return "came back" if abs(printed) >= SLIGHT and side is (printed > 0) else "did not"
 
 
 def came_back_table(experiments: Path, results: Path) -> str:
@@ -81,14 +96,14 @@ def came_back_table(experiments: Path, results: Path) -> str:
     ours = Results(results, paper)
     rows: list[tuple[str, ...]] = []
     counts = Counter[str]()
-    for task in PAPER_TASKS:
+    for task, name in PAPER_TASKS.items():
         found = came_back(ours, paper, task)
         if not found:
-            rows.append((task.upper(), "not run", "", ""))
+            rows.append((name, "not run", "", ""))
             continue
         outdated = is_outdated(ours.summaries[f"table2/{task}"], experiments)
         counts.update({verdict: len(methods) for verdict, methods in found.items()})
-        title = task.upper() + (" (earlier settings)" if outdated else "")
+        title = name + (" (earlier settings)" if outdated else "")
         rows.append((title, *(", ".join(methods) or "none" for methods in found.values())))
     words = Counter(word for word, _ in verdicts(ours).values())
     signs = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
@@ -101,11 +116,11 @@ def status_table(experiments: Path, results: Path) -> str:
     """Which rows of Table 2 are of the present settings."""
     ours = Results(results, Paper(experiments / "paper.toml"))
     groups: dict[str, list[str]] = {"not run": [], "of earlier settings": [], "present": []}
-    for task in PAPER_TASKS:
+    for task, name in PAPER_TASKS.items():
         summary = ours.summaries.get(f"table2/{task}")
         outdated = summary is not None and is_outdated(summary, experiments)
         key = "not run" if summary is None else "of earlier settings" if outdated else "present"
-        groups[key].append(task.upper())
+        groups[key].append(name)
     told = "; ".join(f"{key}: {', '.join(tasks)}" for key, tasks in groups.items() if tasks)
     advice = (
         " Rows of earlier settings are preliminary: the data preparation or an option of the "
@@ -124,7 +139,7 @@ def parts_table(experiments: Path, results: Path) -> str:
         cells = [_difference(ours, f"{folder}/{task}", one, other) for task in PAPER_TASKS]
         if any(cell != "not run" for cell in cells):
             rows.append((title, *cells))
-    return sheet(("part", *(task.upper() for task in PAPER_TASKS)), rows)
+    return sheet(("part", *PAPER_TASKS.values()), rows)
 
 
 def _difference(ours: Results, name: str, one: str, other: str) -> str:

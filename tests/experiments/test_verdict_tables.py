@@ -5,13 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.findings import Interval
+from lab.readme import paper_speedups
 from lab.results import Paper, Results
-from lab.verdict_tables import bytes_sentence, came_back, counts_table, status_table
+from lab.verdict_tables import _verdict, bytes_sentence, came_back, counts_table, status_table
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = Paper(EXPERIMENTS / "paper.toml")
 RESULTS = Results(EXPERIMENTS / "results", PAPER)
-TITLES = {"HL": "high-loss", "FB": "fedbalancer", "ODE-Exact": "ode-exact", "ODE-Est": "ode-est"}
+TITLES = {
+    "HL": "high-loss",
+    "FB": "fedbalancer",
+    "ODE-Exact": "ode-exact",
+    "ODE-Est (Eq. 8)": "ode-est",
+}
 
 
 @pytest.mark.parametrize("task", ["ic", "har", "tc"])
@@ -28,6 +35,29 @@ def test_a_sign_came_back_where_the_interval_is_on_the_papers_side(task: str, ti
     if low > 0 or high < 0:
         expected = "came back" if (low > 0) == (printed[0] > printed[1]) else "did not"
     assert [verdict for verdict, titles in found.items() if title in titles] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("margin", "printed", "verdict"),
+    [
+        (Interval(2.0, 1.0), 3.0, "came back"),
+        (Interval(2.0, 1.0), -3.0, "did not"),
+        (Interval(2.0, 3.0), 3.0, "undecided"),
+        (Interval(-0.4, 0.3), 0.1, "came back"),
+        (Interval(-2.4, 0.3), 0.1, "did not"),
+        (Interval(-2.4, 3.3), 0.1, "undecided"),
+    ],
+)
+def test_a_lead_of_the_paper_below_half_a_point_is_level(
+    margin: Interval, printed: float, verdict: str
+) -> None:
+    assert _verdict(margin, printed) == verdict
+
+
+def test_another_form_of_the_data_has_the_papers_row_and_both_estimates_its_column() -> None:
+    assert PAPER.of("table2", "accuracy", "har-balanced", "ode-exact") == 73.63
+    assert PAPER.of("table2", "speedup", "ic", "ode-est-participants") == 1.20
+    assert PAPER.of("table2", "accuracy", "st-converging", "ode-exact") is None
 
 
 def test_streams_are_counted_by_the_sign_of_their_interval() -> None:
@@ -60,3 +90,10 @@ def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
 def test_old_rows_are_called_preliminary() -> None:
     words = status_table(EXPERIMENTS, EXPERIMENTS / "results")
     assert ("of earlier settings" in words) == ("are preliminary" in words)
+
+
+def test_speedups_stand_beside_the_papers() -> None:
+    table = paper_speedups(EXPERIMENTS, EXPERIMENTS / "results")
+    (row,) = (line for line in table.splitlines() if line.startswith("| HL "))
+    assert row.count("(never)") == 5, "the paper's HL never reaches FIFO, on no task"
+    assert "FIFO" not in table.replace("FIFO (", "")
