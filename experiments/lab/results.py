@@ -203,7 +203,7 @@ def storage_costs(results: Results) -> Iterator[Finding]:
 
 @claim("FB and SLD are above HL and GN, but below random")
 def filters_between(results: Results) -> Iterator[Finding]:
-    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "tc"):
+    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "har-balanced", "tc"):
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
         found = [
             reached.mean

@@ -29,21 +29,32 @@ def steps_table(experiments: Path, results: Path) -> str:
     del experiments
     path = results / "steps.json"
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        by_task.setdefault(run["task"], []).append(run)
+    if "ic" not in by_task:
+        by_task["ic"] = []
+    tables = [_task_table(task, by_task[task]) for task in sorted(by_task, reverse=True)]
+    return "\n\n".join(tables)
+
+
+def _task_table(task: str, runs: Sequence[dict[str, Any]]) -> str:
+    """The methods of one task, with the seeds that they ran with."""
     if not runs:
-        return "Not run yet: `python experiments/steps.py` makes it."
+        return f"{task}: not run yet; `python experiments/steps.py --tasks {task}` makes it."
     multiples = sorted({float(run["multiple"]) for run in runs})
-    rows = []
     arms = dict(_TITLES)
     for method, title in _TITLES.items():
         arms[method + STREAM_LENGTH] = f"{title}, steps of the stream's length"
-    ran = {run["method"] for run in runs}
-    for method, title in arms.items():
-        if method.endswith(STREAM_LENGTH) and method not in ran:
-            continue
+    rows = []
+    for method in (name for name in arms if any(run["method"] == name for run in runs)):
         cells = [_by_rate(runs, method, multiple) for multiple in multiples]
-        rows.append((title, *cells, _relative_path(runs, method), _at_equal_path(runs, method)))
+        travelled = (_relative_path(runs, method), _at_equal_path(runs, method))
+        rows.append((arms[method], *cells, *travelled))
     heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
-    return sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
+    table = sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
+    return f"Task `{task}` of Table 2, seeds {seeds}:\n\n{table}"
 
 
 def final_accuracy(run: dict[str, Any]) -> float:

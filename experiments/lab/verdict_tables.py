@@ -14,7 +14,7 @@ from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import FedkeepError
 from lab.blocks import sheet
 from lab.curves import ExperimentSummary
-from lab.findings import LEVEL, SLIGHT, Interval, in_words
+from lab.findings import LEVEL, SLIGHT, Interval, finals, in_words
 from lab.results import Paper, Results, verdicts
 
 PAPER_TASKS = {
@@ -150,6 +150,31 @@ def _difference(ours: Results, name: str, one: str, other: str) -> str:
         return "not run"
     words = in_words(margin, "+")
     return {True: f"**{words}**", False: words, None: f"({words})"}[margin.ahead]
+
+
+def har_signs_table(experiments: Path, results: Path) -> str:
+    """Leads over FIFO on HAR at what may explain them: longer steps, and clean labels."""
+    ours = Results(results, Paper(experiments / "paper.toml"))
+    columns = {"as in Table 2": ("table2/har-balanced", None)}
+    for name in ("robustness/har-rate", "robustness/har-noise"):
+        if name in ours.summaries:
+            columns |= {_setting_title(s): (name, s) for s in ours.settings(name)}
+    rows = []
+    for method, title in {"fifo": "FIFO", **_PRINTED}.items():
+        cells = []
+        for name, setting in columns.values():
+            base = None if method == "fifo" else ours.runs(name, "fifo", setting)
+            found = finals(ours.runs(name, method, setting), base)
+            cells.append(in_words(found, "" if method == "fifo" else "+"))
+        if any(cell != "not run" for cell in cells[1:]) or len(columns) == 1:
+            rows.append((title, *cells))
+    return sheet(("method", *columns), rows)
+
+
+def _setting_title(setting: str) -> str:
+    """A swept setting in words, as `learning rate 0.01`."""
+    key, _, value = setting.partition("=")
+    return f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
 
 
 def counts_table(arena: Mapping[str, Any], streams: Mapping[str, Mapping[str, str]]) -> str:

@@ -17,6 +17,7 @@ from fedkeep.sim.engine import Simulator
 
 def run(method: str, multiple: float, accuracy: list[float], path: list[float]) -> dict[str, Any]:
     return {
+        "task": "ic",
         "method": method,
         "multiple": multiple,
         "seed": 7,
@@ -43,7 +44,7 @@ def test_a_lead_at_equal_path_takes_the_smallest_rate_that_gets_as_far() -> None
 
 
 def test_the_table_says_how_far_a_method_travels(tmp_path: Path) -> None:
-    assert "Not run" in steps_table(tmp_path, tmp_path)
+    assert "ic: not run yet" in steps_table(tmp_path, tmp_path)
     (tmp_path / "steps.json").write_text(json.dumps({"runs": [SHORT, LONG, OTHER]}))
     rows = steps_table(tmp_path, tmp_path).splitlines()
     (ode,) = (row for row in rows if "Eq. 8" in row)
@@ -84,3 +85,13 @@ def test_arms_of_equal_length_are_compared_with_fifo_of_that_length(tmp_path: Pa
     rows = steps_table(tmp_path, tmp_path).splitlines()
     (ode,) = (row for row in rows if "Eq. 8" in row and "stream's length" in row)
     assert ode.split(" | ")[1:] == ["+15.0", "0.50", "+30.0 |"]
+
+
+def test_each_task_has_a_table_of_its_own(tmp_path: Path) -> None:
+    other = [{**found, "task": "har-balanced", "accuracy": [0.1, 0.9]} for found in (SHORT, OTHER)]
+    (tmp_path / "steps.json").write_text(json.dumps({"runs": [SHORT, OTHER, *other]}))
+    words = steps_table(tmp_path, tmp_path)
+    first, second = words.split("Task `har-balanced`")
+    assert "+15.0" in first
+    assert "+0.0" in second
+    assert "seeds 7:" in second
