@@ -155,7 +155,7 @@ def _difference(ours: Results, name: str, one: str, other: str) -> str:
 def har_signs_table(experiments: Path, results: Path) -> str:
     """Leads over FIFO on HAR at what may explain them: longer steps, and clean labels."""
     ours = Results(results, Paper(experiments / "paper.toml"))
-    columns = {"as in Table 2": ("table2/har-balanced", None)}
+    columns: dict[str, tuple[str, str | None]] = {"as in Table 2": ("table2/har-balanced", None)}
     for name in ("robustness/har-rate", "robustness/har-noise"):
         if name in ours.summaries:
             columns |= {_setting_title(s): (name, s) for s in ours.settings(name)}
