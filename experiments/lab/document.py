@@ -1,13 +1,15 @@
 """RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedkeep.config.experiment import read_experiment
 from fedkeep.core.errors import DataError
+from fedkeep.records.measures import interval
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
-from lab.curves import Curves
+from lab.curves import Curve, Curves
 from lab.findings import Findings, Interval, finals, in_words
 from lab.names import papers_task
 from lab.opening import arena_tables, choosing, names_table, opening, sweeps
@@ -38,8 +40,9 @@ _INTRODUCTION = (
     "data in the same order, so it tells more than the two intervals apart. "
     "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, "
     "the geometric mean over the seeds that got there ('-': none did). In brackets what the paper "
-    "reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
-    "docs/findings.md."
+    "reports. 'Pooled' is over all test samples, where the accuracy is the mean over devices, as "
+    "the paper has it. 'Paper' settings and where they come from: docs/deviations.md; what it all "
+    "means: docs/findings.md."
 )
 
 
@@ -111,7 +114,8 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
         summary, settings = results.summaries[name], results.settings(name)
         yield f"### {name}"
         yield summary.about
-        speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        speed: tuple[str, ...] = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        speed += ("pooled",) if _has_pooled(name, results) else ()
         yield sheet(
             ("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results)
         )
@@ -179,7 +183,20 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
             if printed is not None:
                 speed += f" ({printed:.2f}x)" if printed else " (-)"
             cells += ["" if margin is None else str(margin), speed]
+        if _has_pooled(name, results):
+            cells.append(_pooled(results.runs(name, method).values()))
         yield tuple(cells)
+
+
+def _has_pooled(name: str, results: Results) -> bool:
+    """Whether a table of one setting has an accuracy over all test samples too."""
+    curves = results.summaries[name].curves
+    return len(results.settings(name)) == 1 and any(curve.pooled is not None for curve in curves)
+
+
+def _pooled(curves: Iterable[Curve]) -> str:
+    known = [100 * curve.pooled for curve in curves if curve.pooled is not None]
+    return in_words(Interval(fmean(known), interval(known))) if known else "not kept"
 
 
 def _accuracy(reached: Interval | None, printed: float | None) -> str:

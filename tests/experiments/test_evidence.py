@@ -9,13 +9,23 @@ from pathlib import Path
 
 import pytest
 from lab.blocks import line_chart
-from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
+from lab.curves import (
+    Curve,
+    ExperimentSummary,
+    curve_of,
+    pooled_accuracy,
+    read_summary,
+    tested_labels,
+    write_summary,
+)
 from lab.document import write_results
 from lab.findings import Interval
 from lab.results import CLAIMS, Paper, Results, verdicts
 from msgspec.structs import replace
 
-from fedkeep.config.experiment import expand, read_experiment
+from fedkeep.config.experiment import expand, read_experiment, resolve
+from fedkeep.records import Run, read_run
+from fedkeep.sim.runner import play
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = Paper(EXPERIMENTS / "paper.toml")
@@ -198,6 +208,37 @@ def test_a_sweep_has_the_papers_number_at_each_value_and_decides_its_claim(tmp_p
     word, because = found["Gains hold at low participation, more epochs, smaller storage"]
     assert word == "reproduced"
     assert because == "ic-epochs 2: +10.0 ± 0.0; ic-epochs 5: +10.0 ± 0.0"
+
+
+def test_the_pooled_accuracy_of_a_run_whose_accuracy_is_the_mean_over_devices(
+    tmp_path: Path,
+) -> None:
+    def played(kind: str) -> Run:
+        table = {"task": {"name": "demo", "devices": 5}, "policy": {"name": "fifo"}}
+        table |= {"train": {"rounds": 20}, "record": {"every": 2, "accuracy": kind}}
+        (cell,) = expand(table)
+        return read_run(play(cell, tmp_path / kind))
+
+    devices, pooled = played("devices"), played("pooled")
+    tested = tested_labels(resolve({"task": {"name": "demo", "devices": 5}}))
+    assert [e.accuracy for e in devices.evaluations] != [e.accuracy for e in pooled.evaluations]
+    for one, other in zip(devices.evaluations, pooled.evaluations, strict=True):
+        assert pooled_accuracy(one, tested) == pytest.approx(other.accuracy)
+    curve = curve_of(devices, tested)
+    assert curve.pooled == pytest.approx(curve_of(pooled).final / 100, abs=1e-5)
+    assert curve_of(devices).pooled is None
+
+
+def test_a_table_has_the_pooled_accuracy_where_runs_kept_it(tmp_path: Path) -> None:
+    summary = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70))
+    curves = [replace(c, pooled=0.5) if c.method == "fifo" else c for c in summary.curves]
+    kept = replace(summary, curves=tuple(curves))
+    write_summary(tmp_path / "results" / "table2" / "har.json", kept)
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    words = (tmp_path / "RESULTS.md").read_text()
+    assert "| method | accuracy | over FIFO | speedup | pooled |" in words
+    assert re.search(r"\| fifo \|.*\| 50\.0 ± 0\.0 \|\n", words)
+    assert re.search(r"\| ode-est \|.*\| not kept \|\n", words)
 
 
 def test_a_chart_of_one_flat_line_is_drawn() -> None:
