@@ -1,16 +1,14 @@
 """RESULTS.md and RESULTS.html: the paper's tables with our numbers, and what has not run."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from fedkeep.config.experiment import read_experiment
 from fedkeep.core.errors import DataError
-from fedkeep.records.measures import interval
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
-from lab.curves import Curve, Curves
-from lab.findings import Findings, Interval, finals, in_words
+from lab.curves import Curves
+from lab.findings import Findings, Interval, finals, in_words, pooled_finals
 from lab.names import papers_task
 from lab.opening import arena_tables, choosing, names_table, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
@@ -184,7 +182,8 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
                 speed += f" ({printed:.2f}x)" if printed else " (-)"
             cells += ["" if margin is None else str(margin), speed]
         if _has_pooled(name, results):
-            cells.append(_pooled(results.runs(name, method).values()))
+            pooled = pooled_finals(results.runs(name, method))
+            cells.append("not kept" if pooled is None else in_words(pooled))
         yield tuple(cells)
 
 
@@ -192,11 +191,6 @@ def _has_pooled(name: str, results: Results) -> bool:
     """Whether a table of one setting has an accuracy over all test samples too."""
     curves = results.summaries[name].curves
     return len(results.settings(name)) == 1 and any(curve.pooled is not None for curve in curves)
-
-
-def _pooled(curves: Iterable[Curve]) -> str:
-    known = [100 * curve.pooled for curve in curves if curve.pooled is not None]
-    return in_words(Interval(fmean(known), interval(known))) if known else "not kept"
 
 
 def _accuracy(reached: Interval | None, printed: float | None) -> str:

@@ -19,7 +19,7 @@ from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
-from lab.findings import Interval, finals, in_words
+from lab.findings import Interval, finals, in_words, pooled_finals
 from lab.names import STREAMS, method_name, stream_name
 from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
@@ -28,9 +28,11 @@ from lab.verdict_tables import (
     PAPER_TASKS,
     bytes_sentence,
     came_back_table,
+    columns,
     counts_table,
     har_signs_table,
     is_outdated,
+    lead,
     parts_table,
     read,
     reasons_table,
@@ -286,12 +288,13 @@ def paper_table(experiments: Path, results: Path) -> str:
     ours = Results(results, paper)
     rows = []
     for method, title in _PAPER_ROWS.items():
-        cells = [_paper_cell(ours, paper, task, method) for task in PAPER_TASKS]
+        cells = [_paper_cell(ours, paper, t, method, pooled=pooled) for t, _, pooled in columns()]
         if any(cell != NOT_RUN for cell in cells):
             rows.append((title, *cells))
     notes = [_scale_of(ours, experiments, task) for task in PAPER_TASKS]
     lines = "\n".join(f"- {note}" for note in notes)
-    return sheet(("method", *PAPER_TASKS.values()), rows) + f"\n\n{lines}"
+    heads = (title for _, title, _ in columns())
+    return sheet(("method", *heads), rows) + f"\n\n{lines}"
 
 
 def paper_speedups(experiments: Path, results: Path) -> str:
@@ -319,16 +322,17 @@ def _speedup_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
     return f"{own} ({theirs})"
 
 
-def _paper_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
+def _paper_cell(ours: Results, paper: Paper, task: str, method: str, *, pooled: bool) -> str:
     """`ours (paper's)`: FIFO's accuracy, and the others' distance from it."""
     name = f"table2/{task}"
     printed = paper.of("table2", "accuracy", task, method)
     base = paper.of("table2", "accuracy", task, "fifo")
     if method == "fifo":
-        reached = finals(ours.runs(name, method)) if name in ours.summaries else None
+        measure = pooled_finals if pooled else finals
+        reached = measure(ours.runs(name, method))
         own = "not run" if reached is None else in_words(reached)
         return f"{own} ({printed:.1f})" if printed is not None else own
-    margin = ours.margin(name, method, "fifo") if name in ours.summaries else None
+    margin = lead(ours, name, method, pooled=pooled)
     theirs = "" if printed is None or base is None else f"{printed - base:+.1f}"
     if margin is None and not theirs:
         return NOT_RUN

@@ -19,7 +19,7 @@ from lab.curves import (
     write_summary,
 )
 from lab.document import write_results
-from lab.findings import Interval
+from lab.findings import Interval, pooled_finals
 from lab.results import CLAIMS, Paper, Results, verdicts
 from msgspec.structs import replace
 
@@ -227,6 +227,22 @@ def test_the_pooled_accuracy_of_a_run_whose_accuracy_is_the_mean_over_devices(
     curve = curve_of(devices, tested)
     assert curve.pooled == pytest.approx(curve_of(pooled).final / 100, abs=1e-5)
     assert curve_of(devices).pooled is None
+
+
+def test_pooled_leads_are_paired_over_the_seeds_that_kept_them() -> None:
+    curves = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)).curves
+    fifo, ode = (
+        {c.seed: replace(c, pooled=pooled - 0.01 * c.seed) for c in curves if c.method == method}
+        for method, pooled in (("fifo", 0.5), ("ode-est", 0.52))
+    )
+    ode[2] = replace(ode[2], pooled=None)
+    found = pooled_finals(ode, fifo)
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+    own = pooled_finals(fifo)
+    assert own is not None
+    assert own.mean == pytest.approx(49.0)
+    assert pooled_finals(ode, {}) is None
 
 
 def test_a_table_has_the_pooled_accuracy_where_runs_kept_it(tmp_path: Path) -> None:
