@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two rounds of each run")
     parser.add_argument("--tasks", nargs="*", default=["ic"], help="rows of Table 2")
     parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
+    parser.add_argument("--rounds", type=int, help="fewer than the row of Table 2 has")
+    parser.add_argument("--multiples", nargs="*", type=float, default=list(MULTIPLES))
     parser.add_argument("--out", type=Path, help="results/, or with --quick runs/quick")
     options = parser.parse_args()
     out = options.out or (Path("runs/quick") if options.quick else HERE / "results")
@@ -54,9 +56,9 @@ def main() -> None:
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     known = {(run["task"], run["method"], run["multiple"], run["seed"]) for run in runs}
     for task, seed, (arm, multiple) in itertools.product(options.tasks, options.seeds, arms()):
-        if (task, arm, multiple, seed) in known:
+        if multiple not in options.multiples or (task, arm, multiple, seed) in known:
             continue
-        run = travelled(task, arm, multiple, seed, quick=options.quick)
+        run = travelled(task, arm, multiple, seed, 2 if options.quick else options.rounds)
         runs.append(run)
         write_figures("steps", out, {"runs": runs})
         last = f"{run['accuracy'][-1]:.1%} after a path of {run['path'][-1]:.2f}"
@@ -103,13 +105,16 @@ class StreamLength(Baseline):
         return np.sort(rng.choice(own, min(STREAM_SAMPLES, len(own)), replace=False))
 
 
-def travelled(task: str, arm: str, multiple: float, seed: int, *, quick: bool) -> dict[str, Any]:
+def travelled(
+    task: str, arm: str, multiple: float, seed: int, planned: int | None
+) -> dict[str, Any]:
     """One run: its accuracy, and the path of the global model, at every evaluation."""
     method = arm.removesuffix(STREAM_LENGTH)
     table = read_experiment(HERE / "table2" / f"{task}.toml")
     rate = multiple * table["train"]["learning_rate"]
     settings = [f"train.learning_rate={rate!r}"]
-    settings += ["train.rounds=2", "record.every=1"] if quick else []
+    if planned is not None:
+        settings += [f"train.rounds={planned}", f"record.every={min(planned, 20) // 2}"]
     table = override(table, settings)
     table["sweep"] = {"seed": [seed]}
     (experiment,) = [cell.experiment for cell in expand(table) if cell.experiment.label == method]

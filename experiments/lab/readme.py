@@ -29,6 +29,7 @@ from lab.verdict_tables import (
     bytes_sentence,
     came_back_table,
     columns,
+    counted_seeds,
     counts_table,
     har_signs_table,
     is_outdated,
@@ -350,8 +351,14 @@ def _scale_of(ours: Results, experiments: Path, task: str) -> str:
     seeds = len({curve.seed for curve in summary.curves})
     rounds = max(curve.planned for curve in summary.curves)
     changed = [setting for setting in summary.changed if not setting.startswith("train.rounds")]
-    words = f"{PAPER_TASKS[task]}: {seeds} seeds, {rounds} rounds"
+    fewer = {
+        title: len(own)
+        for method, title in _PAPER_ROWS.items()
+        if 0 < len(own := ours.runs(name, method)) < seeds
+    }
+    words = f"{PAPER_TASKS[task]}: {counted_seeds(seeds)}, {rounds} rounds"
     words += f", {', '.join(f'`{setting}`' for setting in changed)}" if changed else ""
+    words += "".join(f"; {title} with {counted_seeds(count)}" for title, count in fewer.items())
     return words + (
         "; **made before the present data preparation and settings, will be made again**."
         if is_outdated(summary, experiments)

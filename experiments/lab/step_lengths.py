@@ -54,7 +54,8 @@ def _task_table(task: str, runs: Sequence[dict[str, Any]]) -> str:
     heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
     table = sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
     seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
-    return f"Task `{task}` of Table 2, seeds {seeds}:\n\n{table}"
+    rounds = ", ".join(map(str, sorted({run["rounds"][-1] for run in runs})))
+    return f"Task `{task}` of Table 2, seeds {seeds}, {rounds} rounds:\n\n{table}"
 
 
 def final_accuracy(run: dict[str, Any]) -> float:

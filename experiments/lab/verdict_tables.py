@@ -191,7 +191,14 @@ def har_signs_table(experiments: Path, results: Path) -> str:
             cells.append(in_words(found, "" if method == "fifo" else "+"))
         if any(cell != "not run" for cell in cells[1:]) or len(columns) == 1:
             rows.append((title, *cells))
-    return sheet(("method", *columns), rows)
+    seeds = (len(ours.runs(name, "fifo", setting)) for name, setting in columns.values())
+    heads = (f"{title}, {counted_seeds(n)}" for title, n in zip(columns, seeds, strict=True))
+    return sheet(("method", *heads), rows)
+
+
+def counted_seeds(count: int) -> str:
+    """`1 seed`, `5 seeds`."""
+    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def _setting_title(setting: str) -> str:

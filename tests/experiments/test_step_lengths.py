@@ -21,6 +21,7 @@ def run(method: str, multiple: float, accuracy: list[float], path: list[float]) 
         "method": method,
         "multiple": multiple,
         "seed": 7,
+        "rounds": [1, 2],
         "accuracy": accuracy,
         "path": path,
     }
@@ -94,4 +95,4 @@ def test_each_task_has_a_table_of_its_own(tmp_path: Path) -> None:
     first, second = words.split("Task `har-balanced`")
     assert "+15.0" in first
     assert "+0.0" in second
-    assert "seeds 7:" in second
+    assert "seeds 7, 2 rounds:" in second

@@ -5,10 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.curves import Curve, ExperimentSummary, write_summary
 from lab.findings import Interval
-from lab.readme import paper_speedups
+from lab.readme import paper_speedups, paper_table
 from lab.results import Paper, Results
-from lab.verdict_tables import _verdict, bytes_sentence, came_back, counts_table, status_table
+from lab.verdict_tables import (
+    _verdict,
+    bytes_sentence,
+    came_back,
+    counts_table,
+    har_signs_table,
+    status_table,
+)
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = Paper(EXPERIMENTS / "paper.toml")
@@ -97,3 +105,34 @@ def test_speedups_stand_beside_the_papers() -> None:
     (row,) = (line for line in table.splitlines() if line.startswith("| HL "))
     assert row.count("(never)") == 5, "the paper's HL never reaches FIFO, on no task"
     assert "FIFO" not in table.replace("FIFO (", "")
+
+
+def test_a_table_says_how_many_seeds_stand_behind_it(tmp_path: Path) -> None:
+    def curve(method: str, seed: int, setting: str = "") -> Curve:
+        return Curve(
+            method=method,
+            setting=setting,
+            seed=seed,
+            planned=20,
+            config_hash=f"{method}{seed}{setting}",
+            rounds=(10, 20),
+            accuracy=(0.5, 0.6),
+            seconds=1.0,
+            finished=True,
+        )
+
+    def written(name: str, *curves: Curve) -> None:
+        about = {"about": "", "task": "har", "command": "", "versions": {"python": "3"}}
+        write_summary(
+            tmp_path / f"{name}.json",
+            ExperimentSummary(experiment=name, curves=curves, **about),
+        )
+
+    table2 = (curve("fifo", 0), curve("fifo", 1), curve("high-loss", 0))
+    written("table2/har-balanced", *table2)
+    rates = [curve(m, 0, "train.learning_rate=0.01") for m in ("fifo", "high-loss")]
+    written("robustness/har-rate", *rates)
+    header, _, *rows = har_signs_table(EXPERIMENTS, tmp_path).splitlines()
+    assert header == "| method | as in Table 2, 2 seeds | learning rate 0.01, 1 seed |"
+    assert rows == ["| FIFO | 60.0 ± 0.0 | 60.0 |", "| HL | +0.0 | +0.0 |"]
+    assert "HAR, balanced: 2 seeds, 20 rounds; HL with 1 seed" in paper_table(EXPERIMENTS, tmp_path)
