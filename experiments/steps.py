@@ -22,7 +22,7 @@ import numpy as np
 from lab.results import write_figures
 from lab.step_lengths import STREAM_LENGTH
 
-from fedkeep.config.experiment import expand, override, read_experiment
+from fedkeep.config.experiment import Experiment, expand, override, read_experiment
 from fedkeep.core.seeds import generator
 from fedkeep.core.types import FloatArray, IntArray, Vector
 from fedkeep.sim.baselines import Baseline, Reports
@@ -54,11 +54,13 @@ def main() -> None:
     out = options.out or (Path("runs/quick") if options.quick else HERE / "results")
     path = out / "steps.json"
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
-    known = {(run["task"], run["method"], run["multiple"], run["seed"]) for run in runs}
+    known = {(run["method"], run["config_hash"]) for run in runs}
+    rounds = 2 if options.quick else options.rounds
     for task, seed, (arm, multiple) in itertools.product(options.tasks, options.seeds, arms()):
-        if multiple not in options.multiples or (task, arm, multiple, seed) in known:
+        experiment = setting(task, arm, multiple, seed, rounds)
+        if multiple not in options.multiples or (arm, experiment.digest()) in known:
             continue
-        run = travelled(task, arm, multiple, seed, 2 if options.quick else options.rounds)
+        run = {"task": task, "method": arm, "multiple": multiple, **travelled(arm, experiment)}
         runs.append(run)
         write_figures("steps", out, {"runs": runs})
         last = f"{run['accuracy'][-1]:.1%} after a path of {run['path'][-1]:.2f}"
@@ -105,21 +107,23 @@ class StreamLength(Baseline):
         return np.sort(rng.choice(own, min(STREAM_SAMPLES, len(own)), replace=False))
 
 
-def travelled(
-    task: str, arm: str, multiple: float, seed: int, planned: int | None
-) -> dict[str, Any]:
-    """One run: its accuracy, and the path of the global model, at every evaluation."""
-    method = arm.removesuffix(STREAM_LENGTH)
+def setting(task: str, arm: str, multiple: float, seed: int, rounds: int | None) -> Experiment:
+    """What an arm runs: a row of Table 2 at a multiple of its rate."""
     table = read_experiment(HERE / "table2" / f"{task}.toml")
-    rate = multiple * table["train"]["learning_rate"]
-    settings = [f"train.learning_rate={rate!r}"]
-    if planned is not None:
-        settings += [f"train.rounds={planned}", f"record.every={min(planned, 20) // 2}"]
+    settings = [f"train.learning_rate={multiple * table['train']['learning_rate']!r}"]
+    if rounds is not None:
+        settings += [f"train.rounds={rounds}", f"record.every={min(rounds, 40) // 2}"]
     table = override(table, settings)
     table["sweep"] = {"seed": [seed]}
+    method = arm.removesuffix(STREAM_LENGTH)
     (experiment,) = [cell.experiment for cell in expand(table) if cell.experiment.label == method]
+    return experiment
+
+
+def travelled(arm: str, experiment: Experiment) -> dict[str, Any]:
+    """One run: its accuracy, and the path of the global model, at every evaluation."""
     simulator = Simulator(experiment)
-    if method != arm:
+    if arm.endswith(STREAM_LENGTH):
         simulator.parts.baseline = StreamLength(simulator)
     rounds: list[int] = []
     accuracies: list[float] = []
@@ -133,11 +137,8 @@ def travelled(
             accuracies.append(round(record.evaluation.accuracy, 5))
             paths.append(round(path, 4))
     return {
-        "task": task,
-        "method": arm,
-        "multiple": multiple,
-        "rate": rate,
-        "seed": seed,
+        "rate": experiment.train.learning_rate,
+        "seed": experiment.seed,
         "config_hash": experiment.digest(),
         "rounds": rounds,
         "accuracy": accuracies,

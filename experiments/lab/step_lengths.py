@@ -39,9 +39,11 @@ def steps_table(experiments: Path, results: Path) -> str:
 
 
 def _task_table(task: str, runs: Sequence[dict[str, Any]]) -> str:
-    """The methods of one task, with the seeds that they ran with."""
+    """The methods of one task, with the seeds that they ran with; of long runs, if there are."""
     if not runs:
         return f"{task}: not run yet; `python experiments/steps.py --tasks {task}` makes it."
+    longest = max(run["rounds"][-1] for run in runs)
+    runs = [run for run in runs if run["rounds"][-1] == longest]
     multiples = sorted({float(run["multiple"]) for run in runs})
     arms = dict(_TITLES)
     for method, title in _TITLES.items():
@@ -54,8 +56,7 @@ def _task_table(task: str, runs: Sequence[dict[str, Any]]) -> str:
     heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
     table = sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
     seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
-    rounds = ", ".join(map(str, sorted({run["rounds"][-1] for run in runs})))
-    return f"Task `{task}` of Table 2, seeds {seeds}, {rounds} rounds:\n\n{table}"
+    return f"Task `{task}` of Table 2, seeds {seeds}, {longest} rounds:\n\n{table}"
 
 
 def final_accuracy(run: dict[str, Any]) -> float:

@@ -90,7 +90,8 @@ def test_arms_of_equal_length_are_compared_with_fifo_of_that_length(tmp_path: Pa
 
 def test_each_task_has_a_table_of_its_own(tmp_path: Path) -> None:
     other = [{**found, "task": "har-balanced", "accuracy": [0.1, 0.9]} for found in (SHORT, OTHER)]
-    (tmp_path / "steps.json").write_text(json.dumps({"runs": [SHORT, OTHER, *other]}))
+    shorter = {**OTHER, "rounds": [0, 1], "accuracy": [0.9, 0.9]}
+    (tmp_path / "steps.json").write_text(json.dumps({"runs": [SHORT, OTHER, shorter, *other]}))
     words = steps_table(tmp_path, tmp_path)
     first, second = words.split("Task `har-balanced`")
     assert "+15.0" in first
