@@ -126,6 +126,7 @@ CASES: list[tuple[str, Any, Table]] = [
     ("stream.deflate_to", 45, {"task": {"features": 60}, "stream": {"encoding": "int8"}}),
     ("correction.name", "momentum", {}),
     ("profile.measured", True, {}),
+    ("profile.velocity_error", 0.5, {}),
     ("profile.every", 3, {"profile": {"measured": True}, "record": {"devices": 1}}),
     (
         "profile.window",
