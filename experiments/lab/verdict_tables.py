@@ -168,9 +168,9 @@ def bytes_sentence(rows: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]) -> 
     if not found:
         return "No run by bytes is committed."
     return (
-        f"In no more bytes, by {len(rows)} comparisons on {len({row[0] for row in rows})} tasks: "
-        f"the best store with a gist is ahead in {found['gist']}, the best without one in "
-        f"{found['plain']}, and the intervals overlap in {found['level']}."
+        f"{len(rows)} comparisons on {len({row[0] for row in rows})} tasks, each within the same "
+        f"bytes: the best store with a gist is ahead in {found['gist']}, the best without one in "
+        f"{found['plain']}, and in {found['level']} the intervals overlap."
     )
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.names import STREAMS
+from lab.readme import median_in_words, results_table, short_results_table
 from lab.results import Paper, Results
 from lab.verdict_tables import bytes_sentence, came_back, counts_table, status_table
 
@@ -46,6 +48,23 @@ def test_streams_are_counted_by_the_sign_of_their_interval() -> None:
     assert second.endswith("better 0, undecided 0, worse 1 |")
 
 
+def test_a_kind_of_stream_is_its_median_and_its_signs() -> None:
+    leads = [[2.0, 1.0], [0.5, 1.0], [-3.0, 1.0], [9.0, None]]
+    assert median_in_words(leads, 4) == "+1.2; better 1, worse 1"
+    assert median_in_words(leads[:3], 4) == "+0.5; better 1, worse 1 of 3"
+    assert median_in_words([], 4) == "not run"
+
+
+def test_the_short_table_has_rows_of_the_whole_one_and_a_row_for_each_other_kind() -> None:
+    results = EXPERIMENTS / "results"
+    rows = short_results_table(EXPERIMENTS, results).splitlines()[2:]
+    whole = results_table(EXPERIMENTS, results).splitlines()
+    first, *others = STREAMS
+    assert rows[: -len(others)] == whole[3 : 3 + len(rows) - len(others)]
+    assert whole[2].startswith(f"| *{first}* |")
+    assert [row.split("*")[1] for row in rows[-len(others) :]] == others
+
+
 def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
     rows: list[tuple[str, Sequence[Any], Sequence[Any]]] = [
         ("t", [90.0, 1.0], [80.0, 1.0]),
@@ -53,8 +72,8 @@ def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
     ]
     rows += [("u", [70.0, None], [80.0, 1.0])]
     words = bytes_sentence(rows)
-    assert "by 3 comparisons on 2 tasks: the best store with a gist is ahead in 1" in words
-    assert "the best without one in 1, and the intervals overlap in 1." in words
+    assert words.startswith("3 comparisons on 2 tasks,")
+    assert "the best store with a gist is ahead in 1, the best without one in 1, and in 1" in words
 
 
 def test_old_rows_are_called_preliminary() -> None:
