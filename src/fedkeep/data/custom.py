@@ -155,8 +155,8 @@ class Custom:
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(
-                    f"{table.origin} leaves no sample for {purpose}: "
-                    "the model needs some for either"
+                    f"there is no sample for {purpose} in {table.origin}: give devices more "
+                    "samples, change test_fraction, or mark samples in a column test"
                 )
         if targets is None and len(label_names) < 2:
             raise DataError(
@@ -236,7 +236,7 @@ def checked_features(table: SampleTable) -> AnyArray:
         If there is no sample, or a feature is no finite number.
     """
     if len(table.x) == 0:
-        raise DataError(f"{table.origin} holds no sample")
+        raise DataError(f"there is no sample in {table.origin}")
     if table.x.dtype.kind not in "fiub":
         raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
     if not all(table.x.shape[1:]):
