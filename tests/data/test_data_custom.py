@@ -261,7 +261,7 @@ def test_a_file_that_is_not_there_or_not_known_is_refused() -> None:
 
 def test_a_csv_in_another_encoding_is_refused() -> None:
     Path("mine.csv").write_bytes("device,label,a\nküche,1,1\n".encode("latin-1"))
-    with pytest.raises(DataError, match="cannot be read as CSV in UTF-8"):
+    with pytest.raises(DataError, match="is not text in UTF-8"):
         Custom(path="mine.csv").load(seed=0)
 
 
