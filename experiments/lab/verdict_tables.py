@@ -140,10 +140,10 @@ def _difference(ours: Results, name: str, one: str, other: str) -> str:
 def counts_table(arena: Mapping[str, Any], streams: Mapping[str, Mapping[str, str]]) -> str:
     """On how many streams each method is better than FIFO, each at its own rate."""
     methods = {
+        "**gist-shared** (default)": "gist-shared",
+        "gist-local": "gist-local",
         "balanced-fifo": "class-balanced-fifo",
         "ode-paper": "ode-est",
-        "gist-local": "gist-local",
-        "**gist-shared** (default)": "gist-shared",
     }
     rows = []
     for group, tasks in streams.items():
