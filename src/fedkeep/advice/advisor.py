@@ -1,5 +1,6 @@
 """One call from a data file to an advice: profile, trial, sentences, and files to use it."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def advise(
     )
     resolve(settings.table(FIFO, 0))  # an invalid option is named before anything is measured
     announce(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
-    trial = Trial(settings, folder, 60 * minutes, jobs or os.cpu_count() or 1, tell, backend)
+    at_a_time = jobs or os.cpu_count() or 1
+    trial = Trial(settings, folder, 60 * minutes, at_a_time, tell, backend, digest_of(source))
     complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
@@ -183,6 +185,14 @@ def _checked(
     if backend not in get_args(Backend):
         raise ConfigError(f"backend takes local or ray, got {backend!r}")
     return str(data)
+
+
+def digest_of(data: str) -> str:
+    """Return what tells one content of a data file from another; nothing of a function."""
+    if ":" in data:
+        return ""
+    with Path(data).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_of(data: str) -> Path:

@@ -18,7 +18,7 @@ from fedkeep.config.experiment import RunSpec
 from fedkeep.config.method import fleet_tables
 from fedkeep.config.methods import method_table
 from fedkeep.config.reference import bare, toml
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import Federation
 from fedkeep.records import read_run
 from fedkeep.records.measures import final_accuracy, late_accuracy
@@ -237,7 +237,7 @@ def as_toml(table: Table) -> str:
 
 @dataclass
 class Trial:
-    """A settings that is tried into a folder; what an earlier call finished is not done again."""
+    """A trial in a folder; what an earlier call finished on the same data is not done again."""
 
     settings: TrialSettings
     folder: Path
@@ -247,6 +247,8 @@ class Trial:
     tell: Callable[[str, float, float], None]
     """Called with the stage, the share of the work done, and the estimated seconds left."""
     backend: Backend = "local"
+    data_digest: str = ""
+    """Of the data file; empty where the data is no file."""
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
     _began: float = field(default_factory=time.monotonic)
@@ -318,6 +320,12 @@ class Trial:
         self._inputs = json.dumps({**self.settings.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         noted = self.folder / "panel.json"
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+        if known.get("data", self.data_digest) != self.data_digest:
+            # Its runs would be taken for runs on the data as it is now.
+            raise DataError(
+                f"the data has changed since {self.folder} was made: delete that folder, or "
+                "choose another with --out"
+            )
         if known.get("inputs") == self._inputs:
             self.settings = replace(self.settings, rounds=known["rounds"], rates=known["rates"])
             return
@@ -333,6 +341,7 @@ class Trial:
     def _note(self) -> None:
         noted = {
             "inputs": self._inputs,
+            "data": self.data_digest,
             "rounds": self.settings.rounds,
             "rates": self.settings.rates,
         }
