@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -113,20 +113,11 @@ def advise(
     """
     source = _checked(data, bytes, minutes, devices, jobs, backend)
     folder = folder_for_records(folder_of(source) if out is None else out)
-    task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
-    task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
-    task |= {"time": time} if time is not None else {}
-    task |= {"target": target} if target is not None else {}
-    if devices is not None:
-        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
+    columns = {"device": device, "label": label, "time": time}
+    task = _task_of(source, columns, devices, {"model": model, "target": target})
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, experiment.seed)
-    tested = len(federation.test.indices)
-    if tested < _FEWEST_TESTED:
-        raise DataError(
-            f"{source} leaves {tested} samples for testing, too few to tell methods apart: "
-            f"give at least {_FEWEST_TESTED * 5} samples"
-        )
+    _check_tested(source, len(federation.test.indices))
     profile = DatasetProfile(federation)
     # Two vectors of the model's length: the gist, and the mean of what arrived since.
     gist_bytes = 2 * 4 * build_learner(experiment, federation).gradient_size
@@ -156,12 +147,40 @@ def advise(
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
     files = trial.settings.write_files(folder, method, federation, first_seed)
+    page = _write_page(folder, f"Advice on {Path(source).name}", found)
+    return Advice(method, tuple(found), (*files, page), complete)
+
+
+def _task_of(
+    source: str,
+    columns: dict[str, str | None],
+    devices: int | None,
+    options: dict[str, str | None],
+) -> Table:
+    """Return the task that reads the data; what is None is left to the task."""
+    given = {name: value for name, value in (columns | options).items() if value is not None}
+    place = "source" if ":" in source else "path"
+    task: Table = {"name": "custom", place: source, "test_fraction": 0.2, **given}
+    if devices is not None:
+        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
+    return task
+
+
+def _check_tested(source: str, tested: int) -> None:
+    if tested < _FEWEST_TESTED:
+        raise DataError(
+            f"{source} leaves {tested} samples for testing, too few to tell methods apart: "
+            f"give at least {_FEWEST_TESTED * 5} samples"
+        )
+
+
+def _write_page(folder: Path, title: str, found: Sequence[str]) -> Path:
+    """Write the advice as text, and as a page with the figures of the finished runs."""
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
     page = folder / "advice.html"
-    title = f"Advice on {Path(source).name}"
     page.write_text(html(runs, compare(runs), title, found), encoding="utf-8")
     (folder / "advice.txt").write_text("\n".join([*found, ""]), encoding="utf-8")
-    return Advice(method, tuple(found), (*files, page), complete)
+    return page
 
 
 def _checked(
