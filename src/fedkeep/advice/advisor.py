@@ -21,14 +21,14 @@ from fedkeep.sim.sweep import Backend
 from fedkeep.tables import Table
 from fedkeep.web.report import html
 
-Tell = Callable[[str, float, float], None]
+ProgressCallback = Callable[[str, float, float], None]
 """Called with the stage, the share of the work done, and the estimated seconds left."""
 
 _FEWEST_TESTED = 10
 
 
-def _nothing(*_: object) -> None:
-    """Tell nobody."""
+def _ignore(*_: object) -> None:
+    """Take what is reported, and do nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def advise(
     jobs: int | None = None,
     backend: Backend = "local",
     out: Path | str | None = None,
-    tell: Tell = _nothing,
-    announce: Callable[[str], None] = _nothing,
+    on_progress: ProgressCallback = _ignore,
+    on_start: Callable[[str], None] = _ignore,
 ) -> Advice:
     """Say which method to use on data like the user's, by trying all of them.
 
@@ -101,8 +101,10 @@ def advise(
         Where runs are played.
     out : Path or str, optional
         Where everything goes; by default `advice/NAME`.
-    tell, announce : callable
-        Called with the progress, and with what is tried.
+    on_progress : callable
+        Called with the stage, the share of the work done, and the estimated seconds left.
+    on_start : callable
+        Called once, with a sentence on the data and on what is tried.
 
     Raises
     ------
@@ -132,9 +134,11 @@ def advise(
         budget=bytes,
     )
     resolve(settings.table(FIFO, 0))  # an invalid option is named before anything is measured
-    announce(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
+    on_start(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
     at_a_time = jobs or os.cpu_count() or 1
-    trial = Trial(settings, folder, 60 * minutes, at_a_time, tell, backend, digest_of(source))
+    trial = Trial(
+        settings, folder, 60 * minutes, at_a_time, on_progress, backend, digest_of(source)
+    )
     complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
@@ -207,7 +211,7 @@ def _checked(
 
 
 def digest_of(data: str) -> str:
-    """Return what tells one content of a data file from another; nothing of a function."""
+    """Return the SHA-256 of a data file; empty for a function."""
     if ":" in data:
         return ""
     with Path(data).open("rb") as file:

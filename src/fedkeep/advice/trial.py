@@ -244,7 +244,7 @@ class Trial:
     seconds: float
     """The limit of all that may pass."""
     jobs: int
-    tell: Callable[[str, float, float], None]
+    on_progress: Callable[[str, float, float], None]
     """Called with the stage, the share of the work done, and the estimated seconds left."""
     backend: Backend = "local"
     data_digest: str = ""
@@ -330,7 +330,7 @@ class Trial:
             self.settings = replace(self.settings, rounds=known["rounds"], rates=known["rates"])
             return
         cells = [RunSpec(self.settings.table(method, 0), "") for method in self.settings.methods]
-        self.tell("measuring how long a round takes", 0.0, self.seconds)
+        self.on_progress("measuring how long a round takes", 0.0, self.seconds)
         each = estimate_seconds(cells, 1) / len(cells) / self.settings.rounds
         runs = len(cells) * (len(RATES) / 2 + LOOKS[0] + 2) + LOOKS[0]
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
@@ -386,17 +386,17 @@ class Trial:
 
         def listen(cell: int, round_: int, _: float | None) -> None:
             progress[cell] = round_
-            self._tell(stage, sum(progress))
+            self._report(stage, sum(progress))
 
-        self._tell(stage, 0)
+        self._report(stage, 0)
         folder.mkdir(parents=True, exist_ok=True)
         run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, backend=self.backend)
         self._done += sum(cell.experiment.train.rounds for cell in cells)
 
-    def _tell(self, stage: str, rounds: int) -> None:
+    def _report(self, stage: str, rounds: int) -> None:
         passed = time.monotonic() - self._began
         share = min(1.0, (self._done + rounds) / self._planned)
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
-        self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
+        self.on_progress(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
             raise KeyboardInterrupt  # the time limit ends a trial as Ctrl-C does
