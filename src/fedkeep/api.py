@@ -223,8 +223,9 @@ def compare(
     progress : bool
         Show the share that is done and the time left.
     out : Path or str, optional
-        Where the records go; what is finished there is not run again, except policies and models
-        that other processes cannot import. By default a new folder.
+        Where the records go; by default a new folder. What is finished there is not run again,
+        except policies and models that other processes cannot import. A folder belongs to one set
+        of samples: others are rejected.
 
     Returns
     -------
