@@ -13,13 +13,13 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
 from fedkeep.learn.dense_learner import DenseLearner
 from lab.blocks import sheet
-from lab.findings import Interval, finals, in_words
+from lab.findings import Interval, finals, in_words, pooled_finals
 from lab.names import STREAMS, method_name, stream_name
 from lab.opening import paired_rows, tail_tables
 from lab.results import Paper, Results, verdicts
@@ -28,8 +28,12 @@ from lab.verdict_tables import (
     PAPER_TASKS,
     bytes_sentence,
     came_back_table,
+    columns,
+    counted_seeds,
     counts_table,
+    har_signs_table,
     is_outdated,
+    lead,
     parts_table,
     read,
     reasons_table,
@@ -331,24 +335,51 @@ def paper_table(experiments: Path, results: Path) -> str:
     ours = Results(results, paper)
     rows = []
     for method, title in _PAPER_ROWS.items():
-        cells = [_paper_cell(ours, paper, task, method) for task in PAPER_TASKS]
+        cells = [_paper_cell(ours, paper, t, method, pooled=pooled) for t, _, pooled in columns()]
         if any(cell != NOT_RUN for cell in cells):
             rows.append((title, *cells))
     notes = [_scale_of(ours, experiments, task) for task in PAPER_TASKS]
     lines = "\n".join(f"- {note}" for note in notes)
-    return sheet(("method", *(task.upper() for task in PAPER_TASKS)), rows) + f"\n\n{lines}"
+    heads = (title for _, title, _ in columns())
+    return sheet(("method", *heads), rows) + f"\n\n{lines}"
 
 
-def _paper_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
+def paper_speedups(experiments: Path, results: Path) -> str:
+    """Table 2: rounds of FIFO over rounds of a method to FIFO's final accuracy."""
+    paper = Paper(experiments / "paper.toml")
+    ours = Results(results, paper)
+    rows = []
+    for method, title in _PAPER_ROWS.items():
+        cells = [_speedup_cell(ours, paper, task, method) for task in PAPER_TASKS]
+        if method != "fifo" and any(cell != NOT_RUN for cell in cells):
+            rows.append((title, *cells))
+    return sheet(("method", *PAPER_TASKS.values()), rows)
+
+
+def _speedup_cell(ours: Results, paper: Paper, task: str, method: str) -> str:
+    """`ours (the paper's)`: how much sooner; `never` where no seed got there."""
+    name, printed = f"table2/{task}", paper.of("table2", "speedup", task, method)
+    theirs = "none" if printed is None else f"{printed:.2f}x" if printed else "never"
+    if not ours.runs(name, method):
+        return NOT_RUN if printed is None else f"{NOT_RUN} ({theirs})"
+    found = ours.speedup(name, method)
+    own = "never" if found.value is None else f"{found.value:.2f}x"
+    if 0 < found.reached < found.seeds:
+        own += f", {found.reached} of {found.seeds} seeds"
+    return f"{own} ({theirs})"
+
+
+def _paper_cell(ours: Results, paper: Paper, task: str, method: str, *, pooled: bool) -> str:
     """`ours (paper's)`: FIFO's accuracy, and the others' distance from it."""
     name = f"table2/{task}"
     printed = paper.of("table2", "accuracy", task, method)
     base = paper.of("table2", "accuracy", task, "fifo")
     if method == "fifo":
-        reached = finals(ours.runs(name, method)) if name in ours.summaries else None
+        measure = pooled_finals if pooled else finals
+        reached = measure(ours.runs(name, method))
         own = "not run" if reached is None else in_words(reached)
         return f"{own} ({printed:.1f})" if printed is not None else own
-    margin = ours.margin(name, method, "fifo") if name in ours.summaries else None
+    margin = lead(ours, name, method, pooled=pooled)
     theirs = "" if printed is None or base is None else f"{printed - base:+.1f}"
     if margin is None and not theirs:
         return NOT_RUN
@@ -361,13 +392,19 @@ def _scale_of(ours: Results, experiments: Path, task: str) -> str:
     """How the row of a task was run, and whether its experiment file has changed since."""
     name = f"table2/{task}"
     if name not in ours.summaries:
-        return f"{task.upper()}: not run at the paper's scale."
+        return f"{PAPER_TASKS[task]}: not run at the paper's scale."
     summary = ours.summaries[name]
     seeds = len({curve.seed for curve in summary.curves})
     rounds = max(curve.planned for curve in summary.curves)
     changed = [setting for setting in summary.changed if not setting.startswith("train.rounds")]
-    words = f"{task.upper()}: {seeds} seeds, {rounds} rounds"
+    fewer = {
+        title: len(own)
+        for method, title in _PAPER_ROWS.items()
+        if 0 < len(own := ours.runs(name, method)) < seeds
+    }
+    words = f"{PAPER_TASKS[task]}: {counted_seeds(seeds)}, {rounds} rounds"
     words += f", {', '.join(f'`{setting}`' for setting in changed)}" if changed else ""
+    words += "".join(f"; {title} with {counted_seeds(count)}" for title, count in fewer.items())
     return words + (
         "; **made before the present data preparation and settings, will be made again**."
         if is_outdated(summary, experiments)
@@ -394,9 +431,10 @@ def costs_table(experiments: Path, results: Path) -> str:
         "`balanced-reservoir`": (GistOptions(), "draw"),
         "`gist-local`": (GistOptions("local"), "gist-local"),
         "`gist-shared`": (GistOptions("shared"), "gist-shared"),
+        '`gist-shared`, `encoding = "int8"`': (GistOptions("shared", encoding="int8"), ""),
         '`gist-shared`, `rank = "auto"`': (GistOptions("shared", rank="auto"), ""),
-        '`gist-shared`, `rank = "auto"`, `encoding = "int8"`': (
-            GistOptions("shared", rank="auto", encoding="int8"),
+        '`gist-shared`, `rank = 4`, `encoding = "int4"`': (
+            GistOptions("shared", rank=4, encoding="int4"),
             "",
         ),
     }
@@ -521,6 +559,8 @@ TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results-conditions": conditions_table,
     "results-bytes": bytes_table,
     "paper-table2": paper_table,
+    "paper-speedups": paper_speedups,
+    "paper-har-signs": har_signs_table,
     "paper-claims": claims_table,
     "paper-steps": steps_table,
     "costs": costs_table,

@@ -21,6 +21,7 @@ import pytest
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
 from fedkeep.agent.assembly import parse_config
+from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source, records
 from fedkeep.agent.sources.mqtt import MqttSource
@@ -588,6 +589,34 @@ def test_a_flood_of_idle_connections_costs_no_sender_its_own(tmp_path: Path) -> 
     made.close()
     for connection in [*senders, *flood]:
         connection.close()
+
+
+def test_senders_that_give_up_and_come_again_take_no_more_threads(tmp_path: Path) -> None:
+    listener, recovers = Listener(tmp_path / "s", 4), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1)
+        recovers.wait()  # as on a full disk, on which nobody gets an answer
+
+    listener.start(serve)
+    before = threading.active_count()
+    came: list[socket.socket] = []
+    for _ in range(30):
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sender.connect(str(tmp_path / "s"))
+        sender.send(b"x")
+        came.append(sender)
+        time.sleep(0.02)
+    assert threading.active_count() <= before + 8
+    for sender in came:
+        sender.close()
+    recovers.set()
+    last = _connect(f"unix://{tmp_path}/s")
+    last.send(b"x")
+    last.settimeout(10.0)
+    assert last.recv(1) == b"", "it is served: the threads of those before have ended"
+    listener.close()
+    last.close()
 
 
 def messages_after(port: int, payloads: list[bytes], **options: Any) -> tuple[IngestQueue, Source]:

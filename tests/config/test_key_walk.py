@@ -88,6 +88,7 @@ CASES: list[tuple[str, Any, Table]] = [
         {"aggregation": {"name": "trimmed"}, "train": {"participation": 1.0}},
     ),
     ("aggregation.strict_gradients", True, merged(GIST, {"aggregation": {"name": "robust"}})),
+    ("aggregation.gradient_ratio", 1.0, merged(GIST, {"aggregation": {"name": "robust"}})),
     ("limits.update_norm", 0.01, {}),
     ("limits.update_ratio", 0.01, {}),
     ("limits.gradient_norm", 0.01, {}),
@@ -125,6 +126,7 @@ CASES: list[tuple[str, Any, Table]] = [
     ("stream.deflate_to", 45, {"task": {"features": 60}, "stream": {"encoding": "int8"}}),
     ("correction.name", "momentum", {}),
     ("profile.measured", True, {}),
+    ("profile.velocity_error", 0.5, {}),
     ("profile.every", 3, {"profile": {"measured": True}, "record": {"devices": 1}}),
     (
         "profile.window",

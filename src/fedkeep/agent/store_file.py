@@ -363,6 +363,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
         wanted = replace(wanted, form={**wanted.form, "salt": found.form["salt"]})
     file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
     try:
+        # Only now is it locked: until then another program could give it another key or size.
+        if find_label(path, cipher, wanted.geometry) != (found, both):
+            raise StoreError(f"{path} was changed while it was opened: start the agent again")
         blobs, damage = file.load(), file.damage
         damage.label = not found.form
         if damage.label:
