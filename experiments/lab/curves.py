@@ -5,10 +5,11 @@ as two) and bytes at rest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fedkeep.advice.budget import kept_bytes
 from fedkeep.config.experiment import Experiment
@@ -40,6 +41,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worst_tenth: float | None = None
     """Over the last five evaluations, as are those that follow."""
     rare_recall: float | None = None
+    pooled: float | None = None
+    """Accuracy over all devices' test samples, where `accuracy` is the mean over devices."""
     prequential: float | None = None
     """Over the whole run."""
     samples_valued: int = 0
@@ -65,7 +68,25 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return late_accuracy(self.evaluations, of=100)
 
 
-def curve_of(run: Run) -> Curve:
+def tested_labels(experiment: Experiment) -> tuple[int, ...]:
+    """How many test samples of each label the fleet has."""
+    data = load_data(experiment.task, experiment.seed)
+    return tuple(np.bincount(data.pooled_test.y, minlength=data.labels).tolist())
+
+
+def pooled_accuracy(evaluation: Evaluation, tested: Sequence[int]) -> float | None:
+    """The share of right answers over all test samples, from the recall of each label."""
+    known = [
+        (recall, count)
+        for recall, count in zip(evaluation.label_recall, tested, strict=True)
+        if recall is not None
+    ]
+    total = sum(count for _, count in known)
+    return math.fsum(recall * count for recall, count in known) / total if total else None
+
+
+def curve_of(run: Run, tested: Sequence[int] = ()) -> Curve:
+    """A finished run; with the test samples of each label, its pooled accuracy too."""
     header, evaluations = run.header, run.evaluations
     return Curve(
         method=header.method,
@@ -81,6 +102,9 @@ def curve_of(run: Run) -> Curve:
         finished=run.end is not None,
         worst_tenth=mean_of((e.worst_tenth for e in evaluations[-LAST:]), _DIGITS),
         rare_recall=mean_of((e.rare_recall for e in evaluations[-LAST:]), _DIGITS),
+        pooled=mean_of((pooled_accuracy(e, tested) for e in evaluations[-LAST:]), _DIGITS)
+        if tested
+        else None,
         prequential=mean_of((e.prequential for e in evaluations), _DIGITS),
         samples_valued=evaluations[-1].samples_valued if evaluations else 0,
         samples_trained=evaluations[-1].samples_trained if evaluations else 0,

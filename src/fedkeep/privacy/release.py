@@ -203,10 +203,11 @@ class ReleasePipeline:
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
-        # The figures of a gist are computed from gradients, and no charge covers them.
+        # These figures are computed from gradients and samples, and no charge covers them.
         return structs.replace(
             vitals,
             gist=None,
+            changes=None,
             epsilon_spent=spent.spent,
             epsilon_left=spent.left,
             delta=spent.delta,
