@@ -63,7 +63,7 @@ def test_an_erasure_on_a_full_disk_is_refused_and_can_be_repeated(tmp_path: Path
             agent.erase(Erase(id="7"))
         if end != "recovers":
             process.send_signal(end)
-            process.wait(20)
+            process.wait(120)
     names = [str(id_) for id_ in range(40)]
     if end != "recovers":
         process.communicate()
@@ -250,7 +250,7 @@ def test_a_folder_waits_while_the_days_writes_are_spent(tmp_path: Path, end: Any
         assert left
         assert "skipped.sample" not in counters
         process.send_signal(end)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert process.returncode == (0 if end == signal.SIGTERM else -end)
     # What an agent that ends still took is counted at its end.
     left = sorted(folder.glob("*.npz"))

@@ -51,7 +51,7 @@ _FOR_GOOD = (
     errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
     errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
-"""What does not mend itself; a disk that is full, fails or became read-only may."""
+"""Failures that do not pass by themselves; a full, failing or read-only disk may recover."""
 _ALIGNMENT = 4
 NAME_BYTES = 24
 """Of the names that a new store keeps."""
@@ -437,7 +437,7 @@ def find_label(
                 return Label(likely, {}), False
     if first.startswith(LABEL_MAGIC):
         raise ConfigError(
-            f"{path} is damaged at both ends: left untouched; an agent can mend it that is "
+            f"{path} is damaged at both ends: left untouched; an agent can repair it that is "
             "set as it was"
         )
     raise ConfigError(

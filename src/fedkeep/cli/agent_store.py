@@ -189,7 +189,7 @@ def repair(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None
     """Write roots and labels anew over all that is whole; no agent may be running on it."""
     cipher = cipher_of(key_file, key_env)
     typer.echo(_summary(file, inspect(file, cipher, mend=True)))
-    typer.echo(f"mended: {len(inspect(file, cipher).notes)} samples go on")
+    typer.echo(f"repaired: {len(inspect(file, cipher).notes)} samples are left")
 
 
 @store.command()
