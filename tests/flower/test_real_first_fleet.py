@@ -52,7 +52,7 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
     )
     try:
         wait_until(lambda: round_() >= 1, 240, "the first round")
-        with urlopen(f"http://127.0.0.1:{page}/", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{page}/", timeout=60) as answer:
             assert b"fedkeep" in answer.read()
         os.kill(fleet.running()["superlink"], signal.SIGKILL)
         wait_until(lambda: fleet.services()["superlink"].restarts == 1, 120, "another SuperLink")

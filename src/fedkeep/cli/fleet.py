@@ -127,6 +127,12 @@ def _print_progress(known: "FirstFleet", *, running: bool) -> None:
     for member in line.members:
         if member.refused is not None:
             typer.echo(f"trouble   {member.name}'s reports do not count: {member.refused}")
+        if member.silent:
+            typer.echo(
+                f"silent    {member.name}: nothing comes from {member.silent} of its sources"
+            )
+        if member.changes:
+            typer.echo(f"changes   {member.name}'s stream has changed {member.changes} times")
 
 
 def _require_startable(known: "FirstFleet") -> None:

@@ -664,7 +664,7 @@ class Keeper:
         )
         if self._settings.private:
             size = device.exchange.size(model.learner)
-            encoding = method.gist.encoding if method.gist.kept else "float32"
+            encoding = method.gist.used_encoding if method.gist.kept else "float32"
             self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
         device.entering = self._release.see
         device.logits = model.learner.logits_of

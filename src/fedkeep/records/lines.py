@@ -50,7 +50,8 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
 
     round: int
     accuracy: float | None
-    """Pooled over all devices' test samples; R2 where the header's `measure` says so."""
+    """Pooled over all devices' test samples, or the mean over devices where the configuration says
+    `record.accuracy = "devices"`; R2 where the header's `measure` says so."""
     loss: float | None
     rmse: float | None = None
     """Root of the mean squared error in the targets' units, where targets are numbers."""
@@ -200,6 +201,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the model last evaluated on its own samples."""
     refused: str | None = None
     """Why its last report or profile was rejected; None since one was accepted."""
+    changes: int | None = None
+    """How often its stream has changed; None where it did not report it."""
+    silent: int = 0
+    """How many of its sources have fallen silent."""
 
 
 class Members(_Line, frozen=True, kw_only=True, tag="members"):

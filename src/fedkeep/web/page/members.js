@@ -1,7 +1,7 @@
 "use strict";
 // A real fleet, first on the page: how far it is, what is wrong, who is there, and what each device holds.
 
-const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Trouble"];
+const MEMBER_HEADS = ["Device", "Now", "Last seen", "Stored", "Labels", "Accuracy", "Stream", "Trouble"];
 /** What stands for labels and accuracy where targets are numbers. */
 const NUMBER_HEADS = { Labels: "Intervals", Accuracy: "R2" };
 
@@ -47,6 +47,13 @@ function fleetTiles(views, view, online, troubles) {
   ];
 }
 
+/** Whether a device's stream has changed or stopped, as it last said. */
+function streamOf(member) {
+  if (member.silent) return "silent";
+  if (member.changes == null) return NONE;
+  return member.changes ? `changed ${formatCount(member.changes)} times` : "steady";
+}
+
 /** A server that has ended knows of no device any more. */
 function onlineWords(view) {
   return stateOf(view) === "running" ? "online" : "online when the server last looked";
@@ -77,6 +84,7 @@ function memberRow(member, labels, named) {
     member.stored == null ? NONE : `${formatCount(member.stored)} of ${formatCount(member.capacity)}`,
     member.labels == null ? NONE : `${member.labels} of ${labels}`,
     formatPercent(member.accuracy),
+    streamOf(member),
     member.refused ?? NONE,
   ];
   return make(
