@@ -116,11 +116,9 @@ def write_table(lines: dict[tuple[str, str], str], page: Path) -> None:
     rows = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in earlier}
     rows |= lines
     listed = [rows[each] for each in combinations() if each in rows]
-    missing = len(combinations()) - len(listed)
-    head = (
-        f"flwr {version('flwr')}, by `python -m tests.flower.strategies_table` (`make flower-long`)"
-    )
-    head += f"; {missing} not run yet:" if missing else ":"
+    missing = [mod or strategy for strategy, mod in combinations() if (strategy, mod) not in rows]
+    head = f"flwr {version('flwr')}, by `python -m tests.flower.strategies_table`"
+    head += f"; not run yet: {', '.join(missing)}." if missing else "."
     head += (
         "\n\n| strategy | mod | gradients in rounds 1, 2, 3 | accuracy | |\n|---|---|---|---|---|"
     )

@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
         if trees
         else ArrayRecord(net().state_dict())
     )
-    strategy = KeeperStrategy(strategy_of(name, int(str(config["nodes"]))), deadline=120.0)
+    strategy = KeeperStrategy(strategy_of(name, int(str(config["nodes"]))), deadline=600.0)
     rounds = int(str(config["rounds"]))
     result = strategy.start(grid, arrays, num_rounds=rounds)
     train = result.train_metrics_clientapp
