@@ -9,6 +9,7 @@
     python experiments/reproduce.py bytes     accuracy against bytes at rest
     python experiments/reproduce.py paper     the paper's tasks at their full scale
     python experiments/reproduce.py a         the paper: Table 2, ablations, claims, theory, Table 3
+    python experiments/reproduce.py robustness  the paper: epochs, participation, stores and more
     python experiments/reproduce.py rest      the paper: motivation, the authors' settings
     python experiments/reproduce.py report    runs nothing: writes RESULTS and all tables
     python experiments/reproduce.py --quick   everything, tiny, into runs/quick
@@ -34,13 +35,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from lab.curves import Curves, ExperimentSummary, curve_of, read_summary, write_summary
+from lab.curves import (
+    Curves,
+    ExperimentSummary,
+    curve_of,
+    read_summary,
+    tested_labels,
+    write_summary,
+)
 from lab.document import write_results
 from lab.findings import write_tables
 from lab.readme import write_pages
-from lab.suite import estimated, in_minutes, read_suite, run_suite
+from lab.suite import estimated, in_minutes, read_suite, recount, run_suite
 
-from fedkeep.config.experiment import expand, override, read_experiment
+from fedkeep.config.experiment import Experiment, expand, override, read_experiment
 from fedkeep.core.errors import DataError
 from fedkeep.records import Run, read_run
 from fedkeep.records.runs import versions
@@ -51,13 +59,14 @@ from fedkeep.tables import Table
 HERE = Path(__file__).parent
 TIERS: dict[str, tuple[str, ...]] = {
     "a": ("table2", "ablation", "simplified"),
+    "robustness": ("robustness",),
     "rest": ("motivation", "authors"),
 }
 SUITES = ("gist", "arena", "choice", "sketch", "helps", "labels", "bytes", "paper")
 """Products of tasks and methods, `suites/NAME.toml`; their runs are kept in results/curves."""
 SCRIPTS = ("claims", "theory", "table3", "steps")
 """What is measured by a separate program, in tier A."""
-SHORTENED = ("motivation/", "authors/")
+SHORTENED = ("motivation/", "authors/", "robustness/")
 """Folders of which a quick run plays one method a file: their methods run elsewhere too."""
 TINY: dict[str, Table] = {
     "synthetic": {"devices": 10, "smallest": 60, "largest": 80},
@@ -175,16 +184,21 @@ def run_one(path: Path, options: argparse.Namespace) -> None:
     run_sweep(
         by_seed, directory, jobs=options.jobs, resume=True, listen=tell, backend=options.backend
     )
-    summary = summarise(path, [read_run(record_path(cell, directory)) for cell in chosen], settings)
+    ran = [(read_run(record_path(cell, directory)), cell.experiment) for cell in chosen]
+    summary = summarise(path, ran, settings)
     curves |= {curve.config_hash: curve for curve in summary.curves}
     digests = [cell.experiment.digest() for cell in cells]
     ordered = tuple(curves[digest] for digest in digests if digest in curves)
     write_summary(summary_path, msgspec.structs.replace(summary, curves=ordered))
 
 
-def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> ExperimentSummary:
+def summarise(
+    path: Path, runs: Sequence[tuple[Run, Experiment]], settings: Sequence[str]
+) -> ExperimentSummary:
     """The runs of an experiment's file, what was set otherwise than in it, and how to make them."""
-    name, header = name_of(path), runs[0].header
+    name, header = name_of(path), runs[0][0].header
+    by_seed = sorted(runs, key=lambda pair: pair[1].seed)  # so that data is loaded once a seed
+    curves = {id(run): curve_of(run, tested_labels(experiment)) for run, experiment in by_seed}
     changes = (part for setting in settings for part in ("--set", setting))
     return ExperimentSummary(
         experiment=name,
@@ -193,7 +207,7 @@ def summarise(path: Path, runs: Sequence[Run], settings: Sequence[str]) -> Exper
         command=shlex.join(["fedkeep", "run", f"experiments/{name}.toml", *changes]),
         versions=header.versions,
         changed=tuple(settings),
-        curves=tuple(map(curve_of, runs)),
+        curves=tuple(curves[id(run)] for run, _ in runs),
     )
 
 
@@ -215,6 +229,8 @@ def run_one_suite(name: str, options: argparse.Namespace) -> None:
         minutes=options.minutes,
         backend=options.backend,
     )
+    if name == "bytes":
+        print(f"bytes at rest counted anew: {recount(suite, curves)} runs changed", flush=True)
 
 
 def about(path: Path) -> str:
@@ -241,7 +257,7 @@ def run_quickly(out: Path, only: str) -> None:
             )
             table["methods"] = {shown: table["methods"][shown]}
         try:
-            runs = [read_run(play(cell, out / name)) for cell in expand(table)]
+            runs = [(read_run(play(cell, out / name)), cell.experiment) for cell in expand(table)]
         except DataError as error:
             absent.add(kind)
             print(f"without {kind}: {error}", flush=True)

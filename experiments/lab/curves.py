@@ -5,10 +5,11 @@ as two) and bytes at rest.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fedkeep.advice.budget import kept_bytes
 from fedkeep.config.experiment import Experiment
@@ -40,13 +41,18 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     worst_tenth: float | None = None
     """Over the last five evaluations, as are those that follow."""
     rare_recall: float | None = None
+    pooled: float | None = None
+    """Accuracy over all devices' test samples, where `accuracy` is the mean over devices."""
     prequential: float | None = None
     """Over the whole run."""
     samples_valued: int = 0
     samples_trained: int = 0
     bytes_at_rest: int = 0
-    """What a device keeps besides the model; 0 where it was not counted. The suite of bytes counts
-    it anew: earlier runs left out the window, the notes of a gist and what is kept of a sample."""
+    """What a device keeps besides the model; 0 where it was not counted.
+
+    `reproduce.py bytes` counts all of its runs anew: those that other suites made were counted by
+    the code of their day.
+    """
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -62,7 +68,25 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return late_accuracy(self.evaluations, of=100)
 
 
-def curve_of(run: Run) -> Curve:
+def tested_labels(experiment: Experiment) -> tuple[int, ...]:
+    """How many test samples of each label the fleet has."""
+    data = load_data(experiment.task, experiment.seed)
+    return tuple(np.bincount(data.pooled_test.y, minlength=data.labels).tolist())
+
+
+def pooled_accuracy(evaluation: Evaluation, tested: Sequence[int]) -> float | None:
+    """The share of right answers over all test samples, from the recall of each label."""
+    known = [
+        (recall, count)
+        for recall, count in zip(evaluation.label_recall, tested, strict=True)
+        if recall is not None
+    ]
+    total = sum(count for _, count in known)
+    return math.fsum(recall * count for recall, count in known) / total if total else None
+
+
+def curve_of(run: Run, tested: Sequence[int] = ()) -> Curve:
+    """A finished run; with the test samples of each label, its pooled accuracy too."""
     header, evaluations = run.header, run.evaluations
     return Curve(
         method=header.method,
@@ -78,6 +102,9 @@ def curve_of(run: Run) -> Curve:
         finished=run.end is not None,
         worst_tenth=mean_of((e.worst_tenth for e in evaluations[-LAST:]), _DIGITS),
         rare_recall=mean_of((e.rare_recall for e in evaluations[-LAST:]), _DIGITS),
+        pooled=mean_of((pooled_accuracy(e, tested) for e in evaluations[-LAST:]), _DIGITS)
+        if tested
+        else None,
         prequential=mean_of((e.prequential for e in evaluations), _DIGITS),
         samples_valued=evaluations[-1].samples_valued if evaluations else 0,
         samples_trained=evaluations[-1].samples_trained if evaluations else 0,
@@ -135,6 +162,22 @@ class Curves:
         """Adds a run and writes its task's file at once, so that a kill loses only one run."""
         with alone_in(self._directory):
             self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
+
+    def recount(self, counts: Mapping[str, int]) -> int:
+        """Corrects the bytes at rest of runs, by hash, in whichever files; gives how many."""
+        changed = 0
+        with alone_in(self._directory):
+            for task in self._tasks:
+                found = _read(self._directory / f"{task}.json")
+                new = {
+                    digest: msgspec.structs.replace(found[digest], bytes_at_rest=count)
+                    for digest, count in counts.items()
+                    if digest in found and found[digest].bytes_at_rest != count
+                }
+                if new:
+                    self._write(task, found | new)
+                changed += len(new)
+        return changed
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Drops all other runs: no longer wanted, or changed in a way that no setting shows."""

@@ -8,7 +8,7 @@ from fedkeep.config.experiment import read_experiment
 from fedkeep.core.errors import DataError
 from lab.blocks import Block, Picture, html, line_chart, markdown, sheet
 from lab.curves import Curves
-from lab.findings import Findings, finals, in_words
+from lab.findings import Findings, Interval, finals, in_words, pooled_finals
 from lab.names import papers_task
 from lab.opening import arena_tables, choosing, names_table, opening, sweeps
 from lab.results import Paper, Results, mean_curve, verdicts
@@ -21,6 +21,7 @@ _FOLDERS = {
     "authors": "Table 2 as the authors' code runs it",
     "ablation": "Ablations",
     "simplified": "Simplified ODE",
+    "robustness": "Robustness: epochs, participation, storage, mini-batches, labels, velocities",
     "motivation": "Motivation",
 }
 _COSTS = {
@@ -37,8 +38,9 @@ _INTRODUCTION = (
     "data in the same order, so it tells more than the two intervals apart. "
     "Speedup is rounds FIFO needs to its own final accuracy over rounds the method needs to that, "
     "the geometric mean over the seeds that got there ('-': none did). In brackets what the paper "
-    "reports. 'Paper' settings and where they come from: docs/deviations.md; what it all means: "
-    "docs/findings.md."
+    "reports. 'Pooled' is over all test samples, where the accuracy is the mean over devices, as "
+    "the paper has it. 'Paper' settings and where they come from: docs/deviations.md; what it all "
+    "means: docs/findings.md."
 )
 
 
@@ -110,7 +112,8 @@ def _folder(experiments: Path, folder: str, results: Results) -> Iterator[Block]
         summary, settings = results.summaries[name], results.settings(name)
         yield f"### {name}"
         yield summary.about
-        speed = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        speed: tuple[str, ...] = ("over FIFO", "speedup") if len(settings) == 1 else ()
+        speed += ("pooled",) if _has_pooled(name, results) else ()
         yield sheet(
             ("method", *(_short(s) or "accuracy" for s in settings), *speed), _rows(name, results)
         )
@@ -161,9 +164,11 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
     settings = results.settings(name)
     for method in results.methods(name):
         printed = results.paper.of(table, "accuracy", task, method)
-        reached = [finals(results.runs(name, method, setting)) for setting in settings]
-        theirs = "" if printed is None else f" ({printed:g})"
-        cells = [method, *(in_words(mean) + (theirs if mean else "") for mean in reached)]
+        cells = [method]
+        for setting in settings:
+            swept = results.paper.swept(task, method, setting)
+            told = printed if swept is None else swept
+            cells.append(_accuracy(finals(results.runs(name, method, setting)), told))
         if len(settings) == 1:
             margin = results.margin(name, method, "fifo") if method != "fifo" else None
             found, printed = (
@@ -176,7 +181,21 @@ def _rows(name: str, results: Results) -> Iterator[tuple[str, ...]]:
             if printed is not None:
                 speed += f" ({printed:.2f}x)" if printed else " (-)"
             cells += ["" if margin is None else str(margin), speed]
+        if _has_pooled(name, results):
+            pooled = pooled_finals(results.runs(name, method))
+            cells.append("not kept" if pooled is None else in_words(pooled))
         yield tuple(cells)
+
+
+def _has_pooled(name: str, results: Results) -> bool:
+    """Whether a table of one setting has an accuracy over all test samples too."""
+    curves = results.summaries[name].curves
+    return len(results.settings(name)) == 1 and any(curve.pooled is not None for curve in curves)
+
+
+def _accuracy(reached: Interval | None, printed: float | None) -> str:
+    """A mean with its interval, and the paper's number in brackets."""
+    return in_words(reached) + ("" if printed is None or reached is None else f" ({printed:g})")
 
 
 def _short(setting: str) -> str:

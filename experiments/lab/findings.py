@@ -95,6 +95,18 @@ def finals(runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None)
     return Interval(math.fsum(known) / len(known), interval(known)) if known else None
 
 
+def pooled_finals(
+    runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None
+) -> Interval | None:
+    """The same over all test samples, of the seeds whose runs kept that; None of none."""
+    own = {seed: 100 * c.pooled for seed, c in runs.items() if c.pooled is not None}
+    if others is not None:
+        base = {seed: 100 * c.pooled for seed, c in others.items() if c.pooled is not None}
+        own = {seed: own[seed] - base[seed] for seed in own.keys() & base.keys()}
+    known = list(own.values())
+    return Interval(math.fsum(known) / len(known), interval(known)) if known else None
+
+
 def rounded(
     runs: Mapping[int, Curve], others: Mapping[int, Curve] | None = None
 ) -> Interval | None:

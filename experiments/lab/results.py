@@ -31,11 +31,28 @@ class Paper:
     def of(self, table: str, quantity: str, row: str, column: str) -> float | None:
         """The paper's number in a table's row and column; None if absent."""
         found = self.tables.get(table, {})
+        column = found.get("same_method", {}).get(column, column)
+        row = found.get("same_row", {}).get(row, row)
         values = found.get(quantity, {})
         values = values.get(row) if isinstance(values, dict) else values
         if values is None or column not in found.get("columns", ()):
             return None
         return float(values[found["columns"].index(column)])
+
+    def swept(self, row: str, method: str, setting: str) -> float | None:
+        """The paper's accuracy of a method where one key was swept; None if absent."""
+        values = self.tables.get("robustness", {}).get(method, {}).get(row)
+        value = setting.partition("=")[2]
+        return None if values is None or value not in values else float(values[value])
+
+
+def papers_row(task: str) -> str:
+    """The row of the paper that a task belongs to, whatever the form of its data.
+
+    >>> papers_row("har-balanced")
+    'har'
+    """
+    return task.partition("-")[0]
 
 
 def write_figures(script: str, out: Path, figures: dict[str, Any]) -> None:
@@ -87,9 +104,11 @@ class Results:
         )
         return ratio(own, "fifo", fifo)
 
-    def margin(self, experiment: str, one: str, other: str) -> Interval | None:
+    def margin(
+        self, experiment: str, one: str, other: str, setting: str | None = None
+    ) -> Interval | None:
         """How far `one` is ahead of `other` over the seeds that ran with both; None if none did."""
-        return finals(self.runs(experiment, one), self.runs(experiment, other))
+        return finals(self.runs(experiment, one, setting), self.runs(experiment, other, setting))
 
     def pairs(self, folder: str, one: str, other: str) -> Iterator[tuple[str, Ratio, Interval]]:
         """The tasks of the folder where both ran: the speedup of `one` over FIFO, and its lead."""
@@ -184,7 +203,7 @@ def storage_costs(results: Results) -> Iterator[Finding]:
 
 @claim("FB and SLD are above HL and GN, but below random")
 def filters_between(results: Results) -> Iterator[Finding]:
-    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "tc"):
+    for task in ("st", "st-converging", "st-all-labels", "ic", "har", "har-balanced", "tc"):
         names = ("fedbalancer", "sld", "high-loss", "gradient-norm", "fifo")
         found = [
             reached.mean
@@ -230,12 +249,14 @@ def simplified_is_cheap(results: Results) -> Iterator[Finding]:
 
 @claim("Gains hold at low participation, more epochs, smaller storage")
 def gains_hold(results: Results) -> Iterator[Finding]:
-    swept = ("train.participation", "train.epochs", "storage.capacity")
-    for task, settings in results.figures.get("helps", {}).items():
-        for setting, methods in settings.items():
-            if setting.startswith(swept) and "ode-est" in methods:
-                margin = Interval(*methods["ode-est"]["over_fifo"])
-                yield (margin.ahead, f"{task} {setting.rpartition('.')[2]}: {margin}")
+    swept = ("-participation", "-epochs", "-storage")
+    for name in results.summaries:
+        if name.startswith("robustness/") and name.endswith(swept):
+            for setting in results.settings(name):
+                margin = results.margin(name, "ode-est", "fifo", setting)
+                if margin is not None:
+                    place = f"{name.partition('/')[2]} {setting.rpartition('=')[2]}"
+                    yield (margin.ahead, f"{place}: {margin}")
 
 
 @claim("Term 2 outweighs term 1")
@@ -244,7 +265,7 @@ def term_two_rules(results: Results) -> Iterator[Finding]:
         low, high = min(row["term2_over_term1"]), max(row["term2_over_term1"])
         theirs = (
             f" (paper about {results.paper.claims['term2_over_term1_har']:.0f})"
-            if task == "har"
+            if papers_row(task) == "har"
             else ""
         )
         yield (low >= 10, f"{task}: {low:.1f} to {high:.1f} times{theirs}")
@@ -255,7 +276,7 @@ def values_are_stable(results: Results) -> Iterator[Finding]:
     for task, row in results.measured.items():
         rounds, table = row["rounds"], row["pearson_rounds"]
         near = min(table[i][i + 1] for i in range(len(rounds) - 1))
-        printed = results.paper.claims.get(f"pearson_rounds_{task}")
+        printed = results.paper.claims.get(f"pearson_rounds_{papers_row(task)}")
         theirs = f" (paper {printed[0]:.2f} to {printed[1]:.2f})" if printed else ""
         far = f"{table[0][-1]:.2f} from round 0 to {rounds[-1]}"
         yield (
@@ -269,7 +290,7 @@ def last_layer_tracks(results: Results) -> Iterator[Finding]:
     for task, row in results.measured.items():
         if not task.startswith("st"):
             low, high = min(row["pearson_last_layer"]), max(row["pearson_last_layer"])
-            printed = results.paper.claims[f"pearson_last_layer_{task}"]
+            printed = results.paper.claims[f"pearson_last_layer_{papers_row(task)}"]
             yield (
                 low >= 0.85,
                 f"{task}: {low:.2f} to {high:.2f} (paper {printed[0]:.2f} to {printed[1]:.2f})",

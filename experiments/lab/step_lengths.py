@@ -12,6 +12,8 @@ from fedkeep.records.measures import interval
 from lab.blocks import sheet
 from lab.findings import Interval, in_words
 
+STREAM_LENGTH = "-stream-length"
+"""How the names of arms end whose updates have the length of their streams' gradients."""
 _TITLES = {
     "fifo": "FIFO",
     "ode-est-participants": "ODE-Est (participants' mean)",
@@ -27,15 +29,34 @@ def steps_table(experiments: Path, results: Path) -> str:
     del experiments
     path = results / "steps.json"
     runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        by_task.setdefault(run["task"], []).append(run)
+    if "ic" not in by_task:
+        by_task["ic"] = []
+    tables = [_task_table(task, by_task[task]) for task in sorted(by_task, reverse=True)]
+    return "\n\n".join(tables)
+
+
+def _task_table(task: str, runs: Sequence[dict[str, Any]]) -> str:
+    """The methods of one task, with the seeds that they ran with; of long runs, if there are."""
     if not runs:
-        return "Not run yet: `python experiments/steps.py` makes it."
+        return f"{task}: not run yet; `python experiments/steps.py --tasks {task}` makes it."
+    longest = max(run["rounds"][-1] for run in runs)
+    runs = [run for run in runs if run["rounds"][-1] == longest]
     multiples = sorted({float(run["multiple"]) for run in runs})
-    rows = []
+    arms = dict(_TITLES)
     for method, title in _TITLES.items():
+        arms[method + STREAM_LENGTH] = f"{title}, steps of the stream's length"
+    rows = []
+    for method in (name for name in arms if any(run["method"] == name for run in runs)):
         cells = [_by_rate(runs, method, multiple) for multiple in multiples]
-        rows.append((title, *cells, _relative_path(runs, method), _at_equal_path(runs, method)))
+        travelled = (_relative_path(runs, method), _at_equal_path(runs, method))
+        rows.append((arms[method], *cells, *travelled))
     heads = [f"{multiple:g} x the printed rate" for multiple in multiples]
-    return sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
+    table = sheet(("method", *heads, "path over FIFO's", "lead at FIFO's equal path"), rows)
+    seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
+    return f"Task `{task}` of Table 2, seeds {seeds}, {longest} rounds:\n\n{table}"
 
 
 def final_accuracy(run: dict[str, Any]) -> float:
@@ -68,9 +89,13 @@ def _of(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> dict[in
 
 
 def _by_rate(runs: Sequence[dict[str, Any]], method: str, multiple: float) -> str:
-    """FIFO's accuracy at a rate, or another method's lead over FIFO at the same rate."""
-    own, fifo = _of(runs, method, multiple), _of(runs, "fifo", multiple)
-    if method == "fifo":
+    """FIFO's accuracy at a rate, or another method's lead over FIFO at the same rate.
+
+    Over a FIFO with steps of the stream's length, where the method has them too.
+    """
+    base = "fifo" + STREAM_LENGTH if method.endswith(STREAM_LENGTH) else "fifo"
+    own, fifo = _of(runs, method, multiple), _of(runs, base, multiple)
+    if method == base:
         return in_words(_interval([final_accuracy(run) for run in own.values()]))
     both = own.keys() & fifo.keys()
     leads = [final_accuracy(own[seed]) - final_accuracy(fifo[seed]) for seed in both]

@@ -56,7 +56,11 @@ def test_the_papers_row_is_that_of_the_task_whatever_its_form() -> None:
         (["tabel2"], "did you mean 'table2'?"),
         (["table2"], "say on which task with --task: har"),
         (["table2", "--task", "icc"], "did you mean 'ic'?"),
-        (["table2", "--task", "st", "--method", "nothing"], "has that method and that seed"),
+        (["table2", "--task", "st", "--method", "ode-ets"], "did you mean 'ode-est'?"),
+        (
+            ["table2", "--task", "st", "--method", "fifo", "--seed", "9"],
+            "has no seed 9: it has 0, 1, 2, 3, 4",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], says: str, tmp_path: Path) -> None:

@@ -88,6 +88,38 @@ def test_slots_for_the_most_frequent(shell: Shell) -> None:
     assert quotas != [[10, 10, 0], [0, 20, 20], [10, 0, 10]]
 
 
+def test_the_papers_plan_the_optimum_and_ours_of_one_fleet(shell: Shell) -> None:
+    """Device 2 sees label 0 alone, which the two faster devices hold already."""
+    fleet = {"capacity": [2, 2, 2], "velocity": [[9, 1], [8, 1], [1, 0]], "clients_per_label": 1}
+    file = shell.file("fleet.json", json.dumps(fleet))
+
+    def held(*options: str) -> list[list[int]]:
+        code, out, _ = shell.plan(file, "--json", "--labels-per-client", "1", *options)
+        assert code == 0
+        return json.loads(out)["quotas"]
+
+    assert held("--coordinator", "paper-greedy") == [[0, 2], [2, 0], [0, 0]]
+    assert held() == held("--coordinator", "greedy")
+    assert [sum(row) for row in held()] == [2, 2, 2], "ours leaves nobody idle"
+    assert sorted(map(sum, held("--coordinator", "exact"))) == [2, 2, 2]
+    mixed = shell.plan(file, "--coordinator", "paper-greedy", "--quantities", "frequent")
+    check_refused(mixed, "quantities")
+
+
+def test_an_experiment_with_capacities_of_its_own_is_planned(shell: Shell) -> None:
+    experiment = shell.file(
+        "small.toml",
+        """
+        task = { name = "synthetic", devices = 3 }
+        storage = { capacity = [3, 5, 7] }
+        policy = { name = "ode" }
+        """,
+    )
+    code, out, _ = shell.plan(experiment, "--json")
+    assert code == 0
+    assert [sum(row) for row in json.loads(out)["quotas"]] == [3, 5, 7]
+
+
 def test_an_experiment_is_planned_as_it_would_be_run(shell: Shell) -> None:
     experiment = shell.file(
         "small.toml",

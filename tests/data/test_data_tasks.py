@@ -21,6 +21,7 @@ from fedkeep.data import TASKS, Federation, Ownership, Stream, StreamOptions, fa
 from fedkeep.data.cache import RemoteFile, find, read_idx
 from fedkeep.data.custom import AudioMnist, UjiIndoor, Westermo
 from fedkeep.data.engines import C_MAPSS
+from fedkeep.data.federation import ModelSpec
 from fedkeep.data.har import (
     GEOTEC_PACKED,
     HARBOX,
@@ -28,6 +29,7 @@ from fedkeep.data.har import (
     harbox_federation,
     read_geotec,
     read_harbox,
+    with_labels,
 )
 from fedkeep.data.shakespeare import SHAKESPEARE, Shakespeare
 from fedkeep.data.traffic import IMAGES, LABEL_FILE, Traffic, mask_sessions
@@ -521,3 +523,26 @@ def test_a_prepared_set_that_is_absent_is_reported_with_what_to_do(
     monkeypatch.setenv("FEDKEEP_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"westermo\.npz is not here .* FEDKEEP_DATA"):
         TASKS["westermo"]().load(seed=0)
+
+
+def test_a_device_keeps_labels_from_its_own_number_on_and_none_is_left_empty() -> None:
+    y = np.array([0, 1, 2, 0, 1, 2, 0, 0, 1])
+    owners = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    everything = Ownership.from_assignment(owners, 3)
+    fleet = Federation(
+        "har",
+        np.zeros((9, 1), dtype=np.float32),
+        y,
+        everything,
+        everything,
+        ("a", "b", "c"),
+        ModelSpec("softmax"),
+        ("left", "middle", "right"),
+    )
+    assert with_labels(fleet, 3) is fleet
+    one = with_labels(fleet, 1)
+    assert one.device_names == ("left", "middle"), "the last one has no sample of label 2"
+    assert [one.train.of(d).tolist() for d in range(one.devices)] == [[0], [4]]
+    assert [one.test.of(d).tolist() for d in range(one.devices)] == [[0], [4]]
+    two = with_labels(fleet, 2)
+    assert [two.train.of(d).tolist() for d in range(two.devices)] == [[0, 1], [4, 5], [6, 7]]

@@ -9,13 +9,23 @@ from pathlib import Path
 
 import pytest
 from lab.blocks import line_chart
-from lab.curves import Curve, ExperimentSummary, read_summary, write_summary
+from lab.curves import (
+    Curve,
+    ExperimentSummary,
+    curve_of,
+    pooled_accuracy,
+    read_summary,
+    tested_labels,
+    write_summary,
+)
 from lab.document import write_results
-from lab.findings import Interval
+from lab.findings import Interval, pooled_finals
 from lab.results import CLAIMS, Paper, Results, verdicts
 from msgspec.structs import replace
 
-from fedkeep.config.experiment import expand, read_experiment
+from fedkeep.config.experiment import expand, read_experiment, resolve
+from fedkeep.records import Run, read_run
+from fedkeep.sim.runner import play
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PAPER = Paper(EXPERIMENTS / "paper.toml")
@@ -184,6 +194,67 @@ def test_a_swept_value_heads_its_column_in_full(tmp_path: Path) -> None:
         "| method | participation 0.05 | participation 0.1 |"
         in (tmp_path / "RESULTS.md").read_text()
     )
+
+
+def test_a_sweep_has_the_papers_number_at_each_value_and_decides_its_claim(tmp_path: Path) -> None:
+    summary = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70))
+    swept = [replace(c, setting=f"train.epochs={v}") for v in (2, 5) for c in summary.curves]
+    swept_summary = replace(summary, experiment="robustness/ic-epochs", curves=tuple(swept))
+    write_summary(tmp_path / "results" / "robustness" / "ic-epochs.json", swept_summary)
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    words = (tmp_path / "RESULTS.md").read_text()
+    assert "| ode-est | 70.3 ± 1.4 (72.7) | 70.3 ± 1.4 (71.5) |" in words
+    found = verdicts(Results(tmp_path / "results", PAPER))
+    word, because = found["Gains hold at low participation, more epochs, smaller storage"]
+    assert word == "reproduced"
+    assert because == "ic-epochs 2: +10.0 ± 0.0; ic-epochs 5: +10.0 ± 0.0"
+
+
+def test_the_pooled_accuracy_of_a_run_whose_accuracy_is_the_mean_over_devices(
+    tmp_path: Path,
+) -> None:
+    def played(kind: str) -> Run:
+        table = {"task": {"name": "demo", "devices": 5}, "policy": {"name": "fifo"}}
+        table |= {"train": {"rounds": 20}, "record": {"every": 2, "accuracy": kind}}
+        (cell,) = expand(table)
+        return read_run(play(cell, tmp_path / kind))
+
+    devices, pooled = played("devices"), played("pooled")
+    tested = tested_labels(resolve({"task": {"name": "demo", "devices": 5}}))
+    assert [e.accuracy for e in devices.evaluations] != [e.accuracy for e in pooled.evaluations]
+    for one, other in zip(devices.evaluations, pooled.evaluations, strict=True):
+        assert pooled_accuracy(one, tested) == pytest.approx(other.accuracy)
+    curve = curve_of(devices, tested)
+    assert curve.pooled == pytest.approx(curve_of(pooled).final / 100, abs=1e-5)
+    assert curve_of(devices).pooled is None
+
+
+def test_pooled_leads_are_paired_over_the_seeds_that_kept_them() -> None:
+    curves = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70)).curves
+    fifo, ode = (
+        {c.seed: replace(c, pooled=pooled - 0.01 * c.seed) for c in curves if c.method == method}
+        for method, pooled in (("fifo", 0.5), ("ode-est", 0.52))
+    )
+    ode[2] = replace(ode[2], pooled=None)
+    found = pooled_finals(ode, fifo)
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+    own = pooled_finals(fifo)
+    assert own is not None
+    assert own.mean == pytest.approx(49.0)
+    assert pooled_finals(ode, {}) is None
+
+
+def test_a_table_has_the_pooled_accuracy_where_runs_kept_it(tmp_path: Path) -> None:
+    summary = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70))
+    curves = [replace(c, pooled=0.5) if c.method == "fifo" else c for c in summary.curves]
+    kept = replace(summary, curves=tuple(curves))
+    write_summary(tmp_path / "results" / "table2" / "har.json", kept)
+    write_results(EXPERIMENTS, tmp_path / "results", tmp_path)
+    words = (tmp_path / "RESULTS.md").read_text()
+    assert "| method | accuracy | over FIFO | speedup | pooled |" in words
+    assert re.search(r"\| fifo \|.*\| 50\.0 ± 0\.0 \|\n", words)
+    assert re.search(r"\| ode-est \|.*\| not kept \|\n", words)
 
 
 def test_a_chart_of_one_flat_line_is_drawn() -> None:

@@ -564,7 +564,7 @@ class Agent:
         bool
             Whether the disk took them.
         """
-        whole = whole or bool(self.store.staged and not self.store.readable)
+        whole = whole or self.store.needs_whole
         self.counters.update(self.intake.counted())
         try:
             if self.disk_error:

@@ -573,7 +573,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
         lock=agent.lock,
         ledger=spendings,
         keep=keep,
-        encoding="float32" if device.gist is None else device.gist.options.encoding,
+        encoding="float32" if device.gist is None else device.gist.options.used_encoding,
     )
 
 

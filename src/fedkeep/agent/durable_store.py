@@ -319,6 +319,11 @@ class DurableStore:
         return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
 
     @property
+    def needs_whole(self) -> bool:
+        """Whether samples wait that cannot be read without what only a whole commit writes."""
+        return bool(self.staged or self._late) and not self.readable
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of the budget that one stored sample takes; of files, on average."""
         cell = self.file.geometry.cell_size
@@ -400,26 +405,28 @@ class DurableStore:
         if not isinstance(self._index, RuledStore) or not self._index.remembers:
             return
         self._remembered = {
-            id_: SampleMetadata(
-                id_,
-                label=label,
-                name=self.names.get(id_, "") if self.name_bytes else "",
-                target=target,
-                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
-            )
+            id_: self._first_note(id_)._replace(label=label, target=target, displaced=-1)
             for id_, label, target in zip(ids.tolist(), labels.tolist(), targets, strict=True)
         }
 
+    def _first_note(self, id_: int) -> SampleMetadata:
+        """Return what is known of a sample since it first came, from which its age counts."""
+        return self._before.get(id_) or SampleMetadata(
+            id_,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+        )
+
     def _late_note(self, sample: HeldSample) -> SampleMetadata:
         """Return what is known of a sample that was not kept when it came."""
-        note: SampleMetadata = sample.tag[0] or SampleMetadata(sample.id)
+        note: SampleMetadata = sample.tag[0]
         return note._replace(
             arrival=sample.arrival,
             score=sample.score,
             model_version=self.model_version,
-            taken=self.clock.now(),
-            wall=self.clock.wall(),
-            source=self.source,
             region=sample.region,
         )
 
@@ -600,6 +607,8 @@ class DurableStore:
             y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._hold_again(notes + held_alone)
+        if isinstance(self._index, RuledStore) and "quotas" in state:
+            self._index.leave_to_rules(state["quotas"])
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
 
@@ -608,6 +617,7 @@ class DurableStore:
         index = self._index
         if not isinstance(index, RuledStore) or self.groups_of is None:
             return
+        again = {}
         for note in sorted(notes, key=lambda note: note.arrival):
             if not note.rules:
                 continue
@@ -617,7 +627,11 @@ class DurableStore:
             y = note.label if self._targets is None else self._targets.settled([note.target])[0]
             tag = (note, None)
             sample = HeldSample(note.id, x, y, note.region, note.score, note.arrival, tag)
-            index.hold_again(sample, self.groups_of(note))
+            claims = again[note.id] = sample, self.groups_of(note)
+            index.hold_again(*claims)
+        for id_, claims in again.items():
+            if not index.in_policy(id_) and not index.held(id_):
+                index.hold_instead(*claims)
         unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
         self._let_go([*unheld], Verdict.DROPPED)
         index.take_changes()
@@ -662,9 +676,12 @@ class DurableStore:
 
         Returns how many there were.
         """
+        ids = [*ids]
         gone = [id_ for id_ in ids if id_ in self.records]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
         self.log.forget(np.array(gone + waited, dtype=np.int64))
+        # Also what is not stored: a rule may remember it, to hold it when an alarm comes.
+        self._index.remove(ids)
         for id_ in waited:
             place = self._discard(id_)
             if place is not None:

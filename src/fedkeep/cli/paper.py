@@ -1,5 +1,6 @@
 """`fedkeep paper`: the paper's own experiments, from an installed package."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,9 +8,10 @@ import typer
 
 from fedkeep.cli.report import print_tables
 from fedkeep.cli.run import PROCESSORS, BackendName, Jobs, backend_of, play_all
-from fedkeep.config.experiment import expand, override, read_experiment
+from fedkeep.config.experiment import RunSpec, expand, override, read_experiment
 from fedkeep.config.shipped import EXPERIMENTS, find_experiment, paper_row, tasks_of
 from fedkeep.core.errors import ConfigError
+from fedkeep.core.registry import did_you_mean
 from fedkeep.records import compare, read_runs
 
 
@@ -51,14 +53,7 @@ def paper(
             typer.echo(f"  --task {', '.join(tasks_of(name))}")
         return
     file = find_experiment(experiment, task)
-    cells = [
-        cell
-        for cell in expand(override(read_experiment(file), settings or []))
-        if cell.experiment.label in (methods or [cell.experiment.label])
-        and cell.experiment.seed in (seeds or [cell.experiment.seed])
-    ]
-    if not cells:
-        raise ConfigError(f"no run of {file} has that method and that seed")
+    cells = chosen(expand(override(read_experiment(file), settings or [])), methods, seeds)
     directory = out if out is not None else Path("runs") / experiment / file.stem
     play_all(cells, directory, jobs=jobs, resume=resume, backend=backend_of(backend, None))
     print_tables(compare(read_runs(directory)))
@@ -67,3 +62,32 @@ def paper(
         for method, cell in row.items():
             speedup = "never" if cell.speedup is None else f"{cell.speedup:g}x"
             typer.echo(f"  {method:14} {cell.accuracy:6.2f}  {speedup}")
+
+
+def chosen(
+    cells: Sequence[RunSpec], methods: Sequence[str] | None, seeds: Sequence[int] | None
+) -> list[RunSpec]:
+    """Return the runs of these methods and seeds; of all, where none are named.
+
+    Raises
+    ------
+    ConfigError
+        If one of them is not in the experiment.
+    """
+    known = list(dict.fromkeys(cell.experiment.label for cell in cells))
+    for method in methods or ():
+        if method not in known:
+            hint = did_you_mean(method, known)
+            raise ConfigError(f"the experiment has no method '{method}': {hint}")
+    drawn = sorted({cell.experiment.seed for cell in cells})
+    for seed in seeds or ():
+        if seed not in drawn:
+            raise ConfigError(
+                f"the experiment has no seed {seed}: it has {', '.join(map(str, drawn))}; "
+                "name others with --set 'sweep.seed=[...]'"
+            )
+    return [
+        cell
+        for cell in cells
+        if cell.experiment.label in (methods or known) and cell.experiment.seed in (seeds or drawn)
+    ]

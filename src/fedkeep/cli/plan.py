@@ -15,10 +15,12 @@ from rich.table import Table
 
 from fedkeep.config.experiment import expand, read_experiment
 from fedkeep.core.errors import ConfigError, DataError
-from fedkeep.core.planning.greedy import Greedy
+from fedkeep.core.planning.greedy import COORDINATORS
 from fedkeep.core.planning.plan import Plan
 from fedkeep.core.planning.profiles import FASTEST, FleetProfiles
+from fedkeep.loading import find_component
 from fedkeep.sim.assembly import assemble
+from fedkeep.tables import build
 
 Names: TypeAlias = tuple[str, ...]
 _ROWS_SHOWN = 50
@@ -56,9 +58,18 @@ def plan(
             help="The most labels a device stores (default: all it sees, or the file's).",
         ),
     ] = None,
+    coordinator: Annotated[
+        Literal["greedy", "paper-greedy", "exact"] | None,
+        typer.Option(
+            help="Who plans: our greedy (default), the paper's Algorithm 1 to the letter, or the "
+            "optimum of its Eq. 9 (`fedkeep[plan]`)."
+        ),
+    ] = None,
     quantities: Annotated[
         Literal["even", "frequent"] | None,
-        typer.Option(help="How a device's slots are divided among its labels (default: even)."),
+        typer.Option(
+            help="How `greedy` divides a device's slots among its labels (default: even)."
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print quotas, weights and shortfalls as JSON.")
@@ -69,7 +80,8 @@ def plan(
     How many samples of each it keeps, and what a sample of each counts in training.
     """
     if file.suffix.lower() == ".toml":
-        if any(option is not None for option in (clients_per_label, labels_per_client, quantities)):
+        given = (clients_per_label, labels_per_client, coordinator, quantities)
+        if any(option is not None for option in given):
             raise ConfigError(
                 f"{file} says itself how to plan: "
                 "change its [coordinator] instead of giving options"
@@ -80,13 +92,10 @@ def plan(
         fleet = FleetProfiles.numbered(profiles.capacity, profiles.velocity)
         fewest = profiles.clients_per_label if clients_per_label is None else clients_per_label
         most = profiles.labels_per_client if labels_per_client is None else labels_per_client
-        try:
-            greedy = Greedy(
-                Greedy.clients_per_label if fewest is None else fewest, most, quantities or "even"
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        made = greedy.plan(fleet)
+        limits = {"clients_per_label": fewest, "labels_per_client": most, "quantities": quantities}
+        chosen = {key: value for key, value in limits.items() if value is not None}
+        kind = find_component(COORDINATORS, coordinator or "greedy")
+        made = build(kind, chosen, "coordinator").plan(fleet)
     shortfalls = [shortfall.tell(labels, devices) for shortfall in made.shortfalls]
     if as_json:
         table = {"quotas": made.quotas.tolist(), "label_weights": made.label_weights.tolist()}
@@ -203,9 +212,8 @@ def _of_experiment(file: Path) -> tuple[Plan, FleetProfiles, Names, Names]:
         if len(made.holders) == data.labels
         else tuple(map(str, range(len(made.holders))))
     )
-    fleet = FleetProfiles.numbered(
-        [coordinated[0].experiment.storage.capacity] * data.devices, parts.velocities
-    )
+    capacities = [parts.stored_slots(device) for device in range(data.devices)]
+    fleet = FleetProfiles.numbered(capacities, parts.velocities)
     return made, fleet, tuple(map(data.device_name, range(data.devices))), names
 
 

@@ -157,10 +157,18 @@ class ProfileOptions:
     """Rounds between two declarations of what was measured; the first is in the first round."""
     window: float = 1000.0
     """Rounds over which a device counts; what came before is forgotten."""
+    velocity_error: float = 0.0
+    """Standard deviation of the error in each declared velocity, as a share of it; not with
+    `measured`, which has errors of its own."""
 
     def __post_init__(self) -> None:
         check_range(self, "every", least=1)
         check_range(self, "window", above=0)
+        check_range(self, "velocity_error", least=0, below=math.inf)
+        if self.measured and self.velocity_error:
+            raise ValueError(
+                "velocity_error is an error of known velocities: leave it out with measured = true"
+            )
 
 
 @dataclass(frozen=True)

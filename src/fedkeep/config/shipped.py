@@ -14,6 +14,7 @@ EXPERIMENTS = {
     "ablation": "ODE without one of its parts (the journal's Fig. 17)",
     "simplified": "gradients of the last layers only (the journal's Fig. 9)",
     "coordination": "the paper's greedy plan, ours and the optimum of Eq. 9 (`fedkeep[plan]`)",
+    "robustness": "epochs, participation, stores, mini-batches, labels a device, wrong velocities",
     "motivation": "what limited storage and streams cost (the journal's Fig. 1, Tables II and III)",
     "authors": "the columns of Table 2 as the authors' code runs them",
 }

@@ -258,9 +258,16 @@ class Device:
         """Make what sums arrivals: whole where any part of the device needs it, or as the gist."""
         if self.gist is None and not self.sender.sums_arrivals:
             return GradientAccumulator(0, regions)
-        if self.gist is None or self.gist.layout.whole or self.sender.sums_arrivals:
+        if self.gist is None or self.sender.sums_arrivals:
             return GradientAccumulator(self.learner.gradient_size, regions)
-        return GradientAccumulator(self.gist.size, regions, layout=self.gist.layout)
+        layout, encoding = self.gist.layout, self.gist.options.window_encoding
+        seed = child_seed(self.seed, "window")
+        if layout.whole:
+            size = self.learner.gradient_size
+            return GradientAccumulator(size, regions, encoding=encoding, seed=seed)
+        return GradientAccumulator(
+            layout.size, regions, layout=layout, encoding=encoding, seed=seed
+        )
 
     @property
     def global_gradient(self) -> Vector | None:

@@ -9,7 +9,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -72,9 +72,13 @@ class Har:
     `one-activity` those of a single activity, as windows of HARBOX are: a quarter of all, of which
     91 % are walking, since the others are shorter than a window; `balanced` those with 70 % of one
     activity at least, of each recording at most as many of an activity as of its median one."""
+    labels_per_device: int = 5
+    """Activities that a device keeps, one after the other from its own number on; its samples of
+    the others are left out, for training and test."""
 
     def __post_init__(self) -> None:
         check_range(self, "test_fraction", above=0, below=1)
+        check_range(self, "labels_per_device", least=1, most=len(GEOTEC_LABELS))
 
     def load(self, seed: int, progress: Progress | None = None) -> Federation:
         """Read the recordings and cut them into windows.
@@ -91,6 +95,9 @@ class Har:
         Federation
             A device for each person's phone or watch.
         """
+        return with_labels(self._recorded(seed, progress), self.labels_per_device)
+
+    def _recorded(self, seed: int, progress: Progress | None) -> Federation:
         if self.dataset == "harbox":
             path = obtain(HARBOX)
             return harbox_federation(
@@ -99,6 +106,36 @@ class Har:
         archive = obtain(GEOTEC_PACKED if find(GEOTEC_PACKED) else GEOTEC, progress)
         rows = remembered("geotec-har-1", lambda: read_geotec(archive))
         return geotec_federation(rows, self.windows)
+
+
+def with_labels(data: Federation, labels: int) -> Federation:
+    """Leave to each device a few labels: those from its own number on.
+
+    Parameters
+    ----------
+    data : Federation
+        With the samples of all labels.
+    labels : int
+        How many labels a device keeps.
+
+    Returns
+    -------
+    Federation
+        The same for as many labels as there are; else without the devices that would have no
+        sample for training.
+    """
+    if labels >= data.labels:
+        return data
+    kept = [
+        own.where((data.y[own.indices] - own.owners) % data.labels < labels)
+        for own in (data.train, data.test)
+    ]
+    able = kept[0].sizes > 0
+    train, test = (
+        replace(own, sizes=own.sizes[able]) for own in (w.where(able[w.owners]) for w in kept)
+    )
+    names = data.device_names and tuple(np.array(data.device_names)[able].tolist())
+    return replace(data, train=train, test=test, device_names=names)
 
 
 def geotec_federation(rows: State, windows: Windows = "overlapping") -> Federation:

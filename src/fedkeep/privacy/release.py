@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.gist.codec import Encoding
+from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import (
     ArraySpec,

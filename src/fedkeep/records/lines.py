@@ -50,7 +50,8 @@ class Evaluation(_Line, frozen=True, kw_only=True, tag="evaluation"):
 
     round: int
     accuracy: float | None
-    """Pooled over all devices' test samples; R2 where the header's `measure` says so."""
+    """Pooled over all devices' test samples, or the mean over devices where the configuration says
+    `record.accuracy = "devices"`; R2 where the header's `measure` says so."""
     loss: float | None
     rmse: float | None = None
     """Root of the mean squared error in the targets' units, where targets are numbers."""

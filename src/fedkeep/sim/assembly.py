@@ -16,7 +16,7 @@ from fedkeep.core.planning.plan import Plan
 from fedkeep.core.policies.full_data import FullData
 from fedkeep.core.protocols import FleetLearner, GradientProbe
 from fedkeep.core.regions import LabelRegions, Regions, TargetRegions
-from fedkeep.core.seeds import child_seed
+from fedkeep.core.seeds import child_seed, generator
 from fedkeep.core.server import Server
 from fedkeep.core.types import DeviceId, FloatArray, IntArray, Profile, Vector
 from fedkeep.core.velocity import KnownVelocity, VelocityMeter
@@ -111,12 +111,40 @@ def simulation_context(experiment: Experiment, data: Federation | None = None) -
     learner = build_learner(experiment, data)
     model = learner.initial(experiment.model_seed)
     regions, counts = divide(experiment, data, learner.probe(model))
-    velocities: FloatArray = (
-        counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) * stream.rates[:, None]
-    )
+    velocities = declared_velocities(counts, stream.rates, experiment)
     return SimulationContext(
         experiment, data, stream, learner, model, regions, velocities, capacities
     )
+
+
+def declared_velocities(counts: IntArray, rates: FloatArray, experiment: Experiment) -> FloatArray:
+    """Give V as devices declare it before a run: what the data set will bring, and an error.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (C, Y)
+        Training samples per device and region.
+    rates : ndarray of float, shape (C,)
+        Arrivals a round.
+    experiment : Experiment
+        Has the size of the error and the seed that it is drawn from.
+
+    Returns
+    -------
+    ndarray of float, shape (C, Y)
+        Arrivals a round, 0 or more.
+
+    References
+    ----------
+    ODE's journal version (ToN 2024), Fig. 16: errors from N(0, (sigma V)^2).
+    """
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    velocities: FloatArray = shares * rates[:, None]
+    error = experiment.profile.velocity_error
+    if error:
+        noise = generator(experiment.seed, "velocity").standard_normal(velocities.shape)
+        velocities = np.maximum(velocities * (1 + error * noise), 0.0)
+    return velocities
 
 
 def assemble(experiment: Experiment, data: Federation | None = None) -> Assembly:

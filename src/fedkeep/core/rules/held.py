@@ -48,6 +48,11 @@ class HeldSamples:
             return self.rule.per is None and len(self.ids) >= self._slots
         return len(own) >= self.rule.n
 
+    def is_full(self, group: int) -> bool:
+        """Tell whether a newcomer of a group can be held only in the place of another."""
+        own = len(self._groups.get(group, ()))
+        return len(self.ids) >= self._slots or (self.rule.n is not None and own >= self.rule.n)
+
     def take(self, id_: int, score: float, arrival: int, group: int) -> int:
         """Hold a sample; gives the id that leaves for it, its own where it is lower, or -1."""
         score = score if score == score else float("-inf")  # noqa: PLR0124 - NaN ranks lowest

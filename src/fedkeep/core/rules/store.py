@@ -398,6 +398,44 @@ class RuledStore(MemoryStore):
                 key = uniform_keys(child_seed(self.seed, "limit", index), np.array([sample.id]))
                 self._limits[index].admit(sample.id, float(key[0]), group)
 
+    def hold_instead(self, sample: HeldSample, claims: Iterable[tuple[int, int]]) -> None:
+        """Let a rule hold a sample that nothing else does, not one that the policy has, too.
+
+        For a store that was read back: a file may say that a rule holds a sample which it has let
+        go since, and that one would take the place of this.
+        """
+        for index, group in claims:
+            if (held := self._holds.get(index)) is None:
+                continue
+            spare = [id_ for id_ in held.ids if id_ in self._entries]
+            # Of its own group first, and the lowest.
+            spare.sort(key=lambda id_: (held.ids[id_][0] != group, held.ids[id_][1]))
+            while spare and held.is_full(group):
+                leaving = spare.pop(0)
+                held.let_go(leaving)
+                self._release(leaving)
+            if not held.is_full(group):
+                self._take(index, group, sample)
+                return
+
+    def leave_to_rules(self, quotas: IntArray) -> None:
+        """Take from the policy what it has no slot for under these quotas, if rules hold it.
+
+        The lowest scores first. For a store that was read back: a file may not say what had left
+        the policy and stayed with a rule, and without this another sample would make way for it.
+        """
+        ranks = super().ranks()
+        held = np.bincount(ranks["regions"], minlength=self.regions)
+        leaving = []
+        for place in np.argsort(ranks["effective"], kind="stable").tolist():
+            if self.would_hold(held, quotas):
+                break
+            id_, region = int(ranks["ids"][place]), int(ranks["regions"][place])
+            if id_ in self._held and (self.soft_quotas or held[region] > quotas[region]):
+                held[region] -= 1
+                leaving.append(id_)
+        super().remove(leaving)
+
     def snapshot(self) -> State:
         """Take the state as plain arrays, rules and all."""
         policy = {**super().ranks(), "quotas": np.array(self._quotas, dtype=np.int64)}
