@@ -125,6 +125,20 @@ def test_the_fields_of_a_record_are_known_when_its_label_comes(tmp_path: Path) -
     assert agent._fields == {}
 
 
+def test_an_erased_sample_leaves_no_fields_and_no_claim_behind(tmp_path: Path) -> None:
+    agent = made(tmp_path)
+    come(agent, {"id": 1, "speed": 9.0}, {"id": 2, "speed": 9.0, "alarm": True})
+    agent.erase([1, 2])
+    assert agent._fields == {}
+    assert not agent.store.unlabelled
+    assert agent.device.waiting is not None
+    assert agent.device.waiting.snapshot()["counts"].sum() == 2  # they arrived, and nothing else
+    assert come(agent, {"id": 2, "y": 1}) == ["refused.erased"]
+    assert agent.store.file.disk.size <= 100_000
+    raw = (tmp_path / "a.store").read_bytes()
+    assert np.random.default_rng(2).standard_normal(SHAPE).astype(np.float32).tobytes() not in raw
+
+
 def test_a_limit_of_each_day_is_by_the_samples_day_not_the_labels(tmp_path: Path) -> None:
     agent = made(tmp_path)
     day = [{"id": id_, "lamp": 1, "at": NOON + DAY * (id_ // 10)} for id_ in (1, 2, 3, 11, 12, 13)]

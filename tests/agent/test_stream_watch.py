@@ -30,14 +30,17 @@ def watching(folder: Path, **tables: Any) -> Agent:
 
 
 def come(agent: Agent, first: int, labels: list[int], shift: float = 0.0) -> None:
-    """Samples of these labels, whose numbers lie around them."""
-    rng = np.random.default_rng(first)
+    """Samples of these labels, whose numbers lie around them, sixteen a second."""
+    rng, clock, seconds = np.random.default_rng(first), agent.store.clock, [0]
+    boot = clock._boot
+    clock._boot = lambda: boot() + seconds[0]
     for i, label in enumerate(labels):
         x = rng.standard_normal(SHAPE).astype(np.float32) + np.float32(3 * label + shift)
         y = NAMES[label] if agent.config.samples.names else label
         agent.intake.offer(Arrival(x, y, first + i, "hall"), wait=True)
         if len(agent.intake) >= 16:
             agent.step(0.0)
+            seconds[0] += 1
     while agent.step(0.0):
         pass
     assert agent.commit()

@@ -711,6 +711,8 @@ class Agent:
 
     def _forget(self, ids: list[int], verdict: Verdict) -> int:
         """Drop samples for good, waiting ones and early labels too; gives how many there were."""
+        for id_ in ids:
+            self._fields.pop(id_, None)
         if self.device.waiting is not None:
             waited = self.device.waiting.forget(np.array(ids, dtype=np.int64))
             if verdict == Verdict.EXPIRED:
