@@ -68,9 +68,9 @@ docs: $(VENV)/.dev    ## write what is generated (command line, public names, RE
 	@$(BIN)/python experiments/reproduce.py report
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-coverage: $(VENV)/.dev ## run the tests with coverage (half an hour), print the number, write htmlcov/
+coverage: $(VENV)/.dev ## run the tests with coverage (half an hour), print the number, write htmlcov/ and the table in CONTRIBUTING.md
 	@$(BIN)/pytest --quiet -m "not real" --cov --cov-report= -p no:cacheprovider; tests=$$?; \
-	    $(BIN)/coverage html --quiet; $(BIN)/coverage report; exit $$tests
+	    $(BIN)/coverage html --quiet; $(BIN)/coverage report; $(BIN)/python -m tests.coverage_table; exit $$tests
 
 format: $(VENV)/.dev  ## format the code
 	@$(BIN)/ruff format .

@@ -392,6 +392,7 @@ INFORMED = {
     "found by search, strict": Attack(
         Informed(cosine=0.06, length=2.7, way="spread", lean=0.37, starts=0.6, on=3)
     ),
+    "found by search, tight": Attack(Informed(cosine=0.15, length=2.7, lean=0.4)),
     "backdoor by a trigger": Attack(honestly, backdoor="trigger"),
     "backdoor by a trigger, x3": Attack(scaled(3.0), backdoor="trigger"),
     "backdoor by a rare label": Attack(honestly, backdoor="relabelled"),

@@ -16,7 +16,9 @@ longer than an honest device, with and without a gist in line with it (docs/secu
 5 of 20, in the clear and under secure aggregation, and writes the table of docs/security.md
 (`--table`). A backdoor's success is the share of honest test samples that it turns into what it
 wants, less that share without the attack. `--search N` looks by N runs for the parameters of such
-an attack that do most harm. `news_weight` is the least share of its FedAvg weight that an honest
+an attack that do most harm, against the rules of `--rules`. `--strongest` plays the attacks that do
+most harm to the robust rules, also on a real task, and writes the second table of that page.
+`news_weight` is the least share of its FedAvg weight that an honest
 device kept that alone has a label, `honest_weight` that any honest device kept, as means over a
 run. `--tasks` counts, without Byzantine devices, what the limits do to honest updates on every task
 of experiments/tasks.
@@ -63,16 +65,19 @@ from benchmarks.attack_models import (
 )
 from benchmarks.pages import write_between
 
-DEFAULT, STRICT = "default", "strict"
+DEFAULT, STRICT, TIGHT = "default", "strict", "tight"
 AGGREGATIONS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
     STRICT: {"name": "robust", "strict_gradients": True},
+    TIGHT: {"name": "robust", "strict_gradients": True, "gradient_ratio": 1.0},
     "fedavg": {"name": "fedavg"},
     "fednova": {"name": "fednova"},
     "trimmed": {"name": "trimmed", "trim": 0.2},
     "median": {"name": "median"},
     "norm-bounded": {"name": "norm-bounded"},
 }
+INFORMED_RULES = (DEFAULT, STRICT, TIGHT)
+"""The robust mean as it is, with strict gradients, and with gists cut to the median, too."""
 SUMS = "sums"
 """FedAvg where the server sees only sums, as under secure aggregation."""
 KNOWN = ATTACKS | INFORMED
@@ -92,7 +97,14 @@ TASKS: dict[str, dict[str, Any]] = {
         "stream": {"rounds_per_pass": 50},
         "train": {"learning_rate": 0.01, "epochs": 5, "rounds": 60},
     },
+    "WiFi floors": {
+        "task": {"name": "uji-indoor"},
+        "storage": {"capacity": 10},
+        "train": {"learning_rate": 0.05, "epochs": 5, "rounds": 20},
+    },
 }
+REAL = ("WiFi floors",)
+"""Tasks whose devices are the data's own."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,7 @@ class Setting:
         table = TASKS[self.task]
         rounds = round(table["train"]["rounds"] / self.participation**0.5)
         train = {**table["train"], "participation": self.participation, "rounds": rounds}
-        task = {**table["task"], "devices": self.devices}
+        task = table["task"] | ({} if self.task in REAL else {"devices": self.devices})
         return resolve(
             {**table, "task": task, "train": train, "aggregation": aggregation, "seed": seed}
         )
@@ -122,6 +134,7 @@ class Setting:
 SETTINGS = [
     Setting(task, devices, byzantine, part)
     for task in TASKS
+    if task not in REAL
     for devices, byzantine in ((10, 1), (20, 3))
     for part in (1.0, 0.5)
 ]
@@ -406,7 +419,7 @@ def measure(
         for s in settings
         if s.participation == 1
         for g in AGGREGATIONS
-        if g not in (DEFAULT, STRICT)
+        if g not in INFORMED_RULES
     ]
     runs: list[Run] = [(s, None, "fedavg", seed) for s in settings for seed in range(seeds)]
     runs += [
@@ -501,92 +514,133 @@ INFORMED_SETTINGS = [
 ]
 
 
-def measure_informed(seeds: int, played: Played, jobs: int) -> dict[str, Any]:
-    """Attacks by somebody who knows the rule: shares of the clean accuracy, and of backdoors."""
+STRONGEST_SETTINGS = [*INFORMED_SETTINGS[1:], Setting("WiFi floors", 29, 4, 0.5)]
+STRONGEST = (
+    "just above the weights",
+    "slow drift under the limits",
+    "one label's logit",
+    "against one device",
+    "found by search, 3 of 20",
+    "found by search, 5 of 20",
+    "found by search, strict",
+    "found by search, tight",
+    "backdoor by a trigger",
+    "backdoor by a rare label, x3",
+)
+"""Of `INFORMED` those that did most harm to one of the robust rules."""
+
+
+@dataclass(frozen=True)
+class InformedTable:
+    """Which attacks by somebody who knows the rule are played on which fleets under which rules."""
+
+    attacks: Sequence[str]
+    settings: Sequence[Setting]
+    rules: Sequence[str]
+    seeds: int
+    """Of the robust rules; the others have one."""
+
+    def seeds_of(self, rule: str) -> int:
+        return self.seeds if rule in INFORMED_RULES else 1
+
+    def runs(self) -> list[Run]:
+        return [
+            (setting, attack, rule, seed)
+            for setting in self.settings
+            for rule in self.rules
+            for attack in (None, *self.attacks)
+            for seed in range(self.seeds_of(rule))
+        ]
+
+    def rows(self, played: Played) -> list[dict[str, Any]]:
+        """By attack the shares of the clean accuracy, and a backdoor's success."""
+        return [self._row(attack, played) for attack in self.attacks]
+
+    def _row(self, attack: str, played: Played) -> dict[str, Any]:
+        shares, success = {}, {}
+        kind = INFORMED[attack].backdoor
+        for rule in self.rules:
+            for setting in self.settings:
+                key, n = f"{setting.name}, {rule}", self.seeds_of(rule)
+                clean = played.accuracy(setting, None, rule, n)
+                shares[key] = played.accuracy(setting, attack, rule, n) / clean
+                if kind:
+                    success[key] = mean(
+                        played.result((setting, attack, rule, s)).backdoors[kind]
+                        - played.result((setting, None, rule, s)).backdoors[kind]
+                        for s in range(n)
+                    )
+        return {"attack": attack, "shares": shares, "backdoor": success}
+
+    def figures(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """By robust rule and fleet the worst share, and by rule the best success of a backdoor."""
+        found = {}
+        for rule in [rule for rule in self.rules if rule in INFORMED_RULES]:
+            for s in self.settings:
+                name = f"{rule}_{s.byzantine}_of_{s.devices}"
+                found[name] = min(row["shares"][f"{s.name}, {rule}"] for row in rows)
+            found[f"backdoor_success_{rule}"] = max(
+                share
+                for row in rows
+                for key, share in row["backdoor"].items()
+                if key.endswith(f", {rule}")
+            )
+        return found
+
+    def text(self, rows: Sequence[dict[str, Any]]) -> str:
+        """The table of docs/security.md; a backdoor's success beside the share, in percent."""
+        names = {"fedavg": "FedAvg"}
+        keys = [
+            (f"{names.get(rule, rule)}, {_short(s)}", f"{s.name}, {rule}")
+            for rule in self.rules
+            for s in self.settings
+        ]
+        lines = [f"| attack | {' | '.join(title for title, _ in keys)} |"]
+        lines.append("|---|" + "---|" * len(keys))
+        for row in rows:
+            cells = []
+            for _, key in keys:
+                success = row["backdoor"].get(key)
+                beside = "" if success is None else f" ({100 * success:.0f} %)"
+                cells.append(f"{row['shares'][key]:.3f}{beside}")
+            lines.append(f"| {row['attack']} | {' | '.join(cells)} |")
+        return "\n".join(lines) + "\n"
+
+
+def _short(setting: Setting) -> str:
+    size = f"{setting.byzantine} of {setting.devices}"
+    return f"{setting.task}, {size}" if setting.task in REAL else size
+
+
+def measure_informed(seeds: int, played: Played, jobs: int) -> tuple[dict[str, Any], str]:
+    """All attacks by somebody who knows the rule, and what the robust rules cost honest fleets."""
     rules = (DEFAULT, STRICT, "fedavg", SUMS)
-    runs: list[Run] = [
-        (setting, attack, rule, seed)
-        for setting in INFORMED_SETTINGS
-        for rule in rules
-        for attack in (None, *INFORMED)
-        for seed in range(seeds if rule in (DEFAULT, STRICT) else 1)
-    ]
+    table = InformedTable([*INFORMED], INFORMED_SETTINGS, rules, seeds)
     clean: list[Run] = [
         (setting, None, rule, seed)
         for setting in SETTINGS
-        for rule in (DEFAULT, STRICT)
+        for rule in INFORMED_RULES
         for seed in range(seeds)
     ]
-    played.play(list(dict.fromkeys(runs + clean)), jobs)
-    rows = [_informed_row(attack, rules, seeds, played) for attack in INFORMED]
-    worst = {
-        f"informed_{s.byzantine}_of_{s.devices}": min(
-            row["shares"][f"{s.name}, {DEFAULT}"] for row in rows
+    played.play(list(dict.fromkeys(table.runs() + clean)), jobs)
+    rows = table.rows(played)
+    costs = {
+        f"{rule}_over_default": min(
+            played.accuracy(s, None, rule, seeds) / played.accuracy(s, None, DEFAULT, seeds)
+            for s in SETTINGS
         )
-        for s in INFORMED_SETTINGS
+        for rule in (STRICT, TIGHT)
     }
-    strict = {
-        f"strict_{s.byzantine}_of_{s.devices}": min(
-            row["shares"][f"{s.name}, {STRICT}"] for row in rows
-        )
-        for s in INFORMED_SETTINGS
-    }
-    strict["strict_over_default"] = min(
-        played.accuracy(s, None, STRICT, seeds) / played.accuracy(s, None, DEFAULT, seeds)
-        for s in SETTINGS
-    )
-    backdoors = {
-        f"backdoor_success_{rule}": max(
-            share
-            for row in rows
-            for key, share in row["backdoor"].items()
-            if key.endswith(f", {rule}")
-        )
-        for rule in (DEFAULT, STRICT)
-    }
-    return {
-        **worst,
-        **strict,
-        **backdoors,
-        **news_weights(),
-        "informed": rows,
-    }
+    found = {**table.figures(rows), **costs, **news_weights(), "informed": rows}
+    return found, table.text(rows)
 
 
-def _informed_row(attack: str, rules: Sequence[str], seeds: int, played: Played) -> dict[str, Any]:
-    shares, success = {}, {}
-    kind = INFORMED[attack].backdoor
-    for setting in INFORMED_SETTINGS:
-        for rule in rules:
-            key, n = f"{setting.name}, {rule}", seeds if rule in (DEFAULT, STRICT) else 1
-            clean = played.accuracy(setting, None, rule, n)
-            shares[key] = played.accuracy(setting, attack, rule, n) / clean
-            if kind:
-                success[key] = mean(
-                    played.result((setting, attack, rule, s)).backdoors[kind]
-                    - played.result((setting, None, rule, s)).backdoors[kind]
-                    for s in range(n)
-                )
-    return {"attack": attack, "shares": shares, "backdoor": success}
-
-
-def informed_table(rows: list[dict[str, Any]]) -> str:
-    """The table of docs/security.md; a backdoor's success beside the share, in percent."""
-    rules = {DEFAULT: "default", STRICT: "strict", "fedavg": "FedAvg", SUMS: "sums"}
-    titles = [f"{rules[r]}, {s.byzantine} of {s.devices}" for r in rules for s in INFORMED_SETTINGS]
-    lines = [f"| attack | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
-    for row in rows:
-        cells = []
-        for rule in rules:
-            for setting in INFORMED_SETTINGS:
-                key = f"{setting.name}, {rule}"
-                success = row["backdoor"].get(key)
-                cells.append(
-                    f"{row['shares'][key]:.3f}"
-                    + ("" if success is None else f" ({100 * success:.0f} %)")
-                )
-        lines.append(f"| {row['attack']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def measure_strongest(seeds: int, played: Played, jobs: int) -> tuple[dict[str, Any], str]:
+    """The attacks that do most harm to the robust rules, also on a real task."""
+    table = InformedTable(STRONGEST, STRONGEST_SETTINGS, INFORMED_RULES, seeds)
+    played.play(table.runs(), jobs)
+    rows = table.rows(played)
+    return {**table.figures(rows), "strongest": rows}, table.text(rows)
 
 
 class WatchedMean(RobustMean):
@@ -711,23 +765,31 @@ def main() -> None:
         help="count what happens to honest updates on all tasks",
     )
     parser.add_argument("--informed", action="store_true", help="attacks that know the rule")
+    parser.add_argument(
+        "--strongest", action="store_true", help="the worst of those, also on a real task"
+    )
     parser.add_argument("--search", type=int, metavar="N", help="find the worst of N such attacks")
-    parser.add_argument("--table", type=Path, help="the page whose table `--informed` writes anew")
+    parser.add_argument("--rules", nargs="*", default=[DEFAULT, STRICT], choices=INFORMED_RULES)
+    parser.add_argument("--byzantine", type=int, default=3, help="of 20, whom `--search` plays")
+    parser.add_argument("--table", type=Path, help="the page whose table is written anew")
     options = parser.parse_args()
     if options.search:
-        for rule in (DEFAULT, STRICT):
-            harm, worst = search(options.search, INFORMED_SETTINGS[1], rule)
-            print(f"{INFORMED_SETTINGS[1].name}, {rule}: {harm:.3f} of the accuracy, {worst}")
+        setting = Setting("embedded", 20, options.byzantine)
+        for rule in options.rules:
+            harm, worst = search(options.search, setting, rule)
+            print(f"{setting.name}, {rule}: {harm:.3f} of the accuracy, {worst}")
         return
     played = Played(options.json.with_name(f"{options.json.name}.runs") if options.json else None)
-    if options.informed:
-        found = measure_informed(1 if options.quick else 2, played, options.jobs)
-        table = informed_table(found["informed"])
+    if options.informed or options.strongest:
+        name, job = (
+            ("informed", measure_informed) if options.informed else ("strongest", measure_strongest)
+        )
+        found, table = job(1 if options.quick else 2, played, options.jobs)
         print(table)
-        for key in (key for key in found if key != "informed"):
+        for key in (key for key in found if key != name):
             print(f"{key}: {found[key]:.4g}")
         if options.table:
-            write_between(options.table, "informed", table)
+            write_between(options.table, name, table)
         if options.json:
             options.json.write_text(json.dumps(found, indent=2) + "\n")
         return

@@ -8,6 +8,7 @@ from fedkeep.agent.assembly import AgentOptions, SampleOptions
 from fedkeep.agent.remote import RemoteOptions
 from fedkeep.agent.sources import KINDS
 from fedkeep.agent.store_file import StoreOptions
+from fedkeep.agent.stream_watch import DriftOptions
 from fedkeep.agent.uploads import UploadOptions
 from fedkeep.config.options import EstimatorOptions, MetricsOptions, StorageOptions
 from fedkeep.config.reference import keys_of
@@ -32,6 +33,7 @@ TABLES: dict[str, type[Any]] = {
     "[metrics]": MetricsOptions,
     "[upload]": UploadOptions,
     "[remote]": RemoteOptions,
+    "[drift]": DriftOptions,
 }
 OTHERS = {"[storage]": {"capacity"}, "[estimator]": {"cold_start", "max_age", "exact_samples"}}
 """Keys of these tables that are an experiment's or the server's; an agent rejects them."""

@@ -5,7 +5,7 @@ as two) and bytes at rest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -48,8 +48,11 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples_valued: int = 0
     samples_trained: int = 0
     bytes_at_rest: int = 0
-    """What a device keeps besides the model; 0 where it was not counted. The suite of bytes counts
-    it anew: earlier runs left out the window, the notes of a gist and what is kept of a sample."""
+    """What a device keeps besides the model; 0 where it was not counted.
+
+    `reproduce.py bytes` counts all of its runs anew: those that other suites made were counted by
+    the code of their day.
+    """
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -159,6 +162,22 @@ class Curves:
         """Adds a run and writes its task's file at once, so that a kill loses only one run."""
         with alone_in(self._directory):
             self._write(task, _read(self._directory / f"{task}.json") | {curve.config_hash: curve})
+
+    def recount(self, counts: Mapping[str, int]) -> int:
+        """Corrects the bytes at rest of runs, by hash, in whichever files; gives how many."""
+        changed = 0
+        with alone_in(self._directory):
+            for task in self._tasks:
+                found = _read(self._directory / f"{task}.json")
+                new = {
+                    digest: msgspec.structs.replace(found[digest], bytes_at_rest=count)
+                    for digest, count in counts.items()
+                    if digest in found and found[digest].bytes_at_rest != count
+                }
+                if new:
+                    self._write(task, found | new)
+                changed += len(new)
+        return changed
 
     def keep(self, wanted: Callable[[Curve], bool]) -> None:
         """Drops all other runs: no longer wanted, or changed in a way that no setting shows."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.device import Device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.store import AfterUse
 from fedkeep.core.types import Batch, LocalTraining, TrainOrder
@@ -41,18 +41,22 @@ from lab.verdict_tables import (
 )
 
 NOT_RUN = "not run"
+_NO_RUN = "No full run is committed yet: `make reproduce` makes them."
 _BUDGETS = (2, 5, 10, 20, 50, 100, 200, 500)
 """Kilobytes of a device beside the model, at which stores are compared."""
 MARKED = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 """Where a table stands in a page."""
 _LEADS = {
+    "**gist-shared** (default)": "gist-shared",
+    "gist-local": "gist-local",
     "balanced-fifo": "class-balanced-fifo",
     "ode-paper": "ode-est",
-    "gist-local": "gist-local",
-    "**gist-shared** (default)": "gist-shared",
     "full-data (unlimited storage)": "full-data",
 }
-"""Titles of columns, and what the methods are called in the results."""
+"""Titles of columns, and what the methods are called in the results.
+
+The default comes first: a phone shows only the first columns.
+"""
 _OTHERS = {
     "reservoir": "reservoir",
     "balanced-reservoir": "draw",
@@ -122,22 +126,64 @@ def arena_table(
     arena = read(results / "arena.json")
     rows = []
     for group in groups:
-        found = {task: title for task, title in STREAMS[group].items() if task in arena}
+        found = _stream_rows(arena, group, columns)
         if found:
             rows.append([f"*{group}*", *([""] * (len(columns) + 2))])
-        for task, title in found.items():
-            methods = arena[task]
-            shown = [methods.get(name, {}) for name in columns.values()]
-            if not any(row.get("over_fifo") for row in shown):
-                continue
-            seeds = {row["seeds"] for row in (methods["fifo"], *shown) if row}
-            count = "-".join(map(str, sorted({min(seeds), max(seeds)})))
-            fifo = in_words(methods["fifo"]["own_rate"])
-            leads = [lead_in_words(row.get("over_fifo")) for row in shown]
-            rows.append([title, fifo, *leads, count])
-    if not any(row[1] for row in rows):
-        return "No full run is committed yet: `make reproduce` makes them."
+            rows += found
+    if not rows:
+        return _NO_RUN
     return sheet(("stream", "FIFO", *columns, "seeds"), rows)
+
+
+def _stream_rows(
+    arena: Mapping[str, Any], group: str, columns: Mapping[str, str]
+) -> list[list[str]]:
+    """The streams of a group on which any of the methods has run at its own rate."""
+    rows = []
+    for task, title in STREAMS[group].items():
+        methods = arena.get(task, {})
+        shown = [methods.get(name, {}) for name in columns.values()]
+        if not any(row.get("over_fifo") for row in shown):
+            continue
+        seeds = {row["seeds"] for row in (methods["fifo"], *shown) if row}
+        count = "-".join(map(str, sorted({min(seeds), max(seeds)})))
+        fifo = in_words(methods["fifo"]["own_rate"])
+        leads = [lead_in_words(row.get("over_fifo")) for row in shown]
+        rows.append([title, fifo, *leads, count])
+    return rows
+
+
+def short_results_table(experiments: Path, results: Path) -> str:
+    """Streams in time order one by one, and a row for each other kind of stream."""
+    del experiments
+    arena = read(results / "arena.json")
+    first, *others = STREAMS
+    rows = _stream_rows(arena, first, _LEADS)
+    for group in others:
+        leads = {title: leads_of(arena, STREAMS[group], name) for title, name in _LEADS.items()}
+        most = max(map(len, leads.values()))
+        if most:
+            cells = [median_in_words(found, most) for found in leads.values()]
+            rows.append([f"*{group}*, median of {most}", "", *cells, ""])
+    return sheet(("stream", "FIFO", *_LEADS, "seeds"), rows) if rows else _NO_RUN
+
+
+def leads_of(
+    arena: Mapping[str, Any], tasks: Mapping[str, str], method: str
+) -> list[Sequence[float | None]]:
+    """The leads of a method over FIFO on those of the tasks where it has run."""
+    found = (arena.get(task, {}).get(method, {}).get("over_fifo") for task in tasks)
+    return [lead for lead in found if lead is not None]
+
+
+def median_in_words(leads: Sequence[Sequence[float | None]], streams: int) -> str:
+    """The median lead, and on how many streams the interval is above 0 and below it."""
+    if not leads:
+        return NOT_RUN
+    middle = float(np.median([lead[0] or 0.0 for lead in leads]))
+    signs = [Interval(lead[0] or 0.0, lead[1]).ahead for lead in leads]
+    on = "" if len(leads) == streams else f" of {len(leads)}"
+    return f"{middle:+.1f}; better {signs.count(True)}, worse {signs.count(False)}{on}"
 
 
 def results_table(experiments: Path, results: Path) -> str:
@@ -385,13 +431,19 @@ def costs_table(experiments: Path, results: Path) -> str:
         "`balanced-reservoir`": (GistOptions(), "draw"),
         "`gist-local`": (GistOptions("local"), "gist-local"),
         "`gist-shared`": (GistOptions("shared"), "gist-shared"),
+        '`gist-shared`, `encoding = "int8"`': (GistOptions("shared", encoding="int8"), ""),
         '`gist-shared`, `rank = "auto"`': (GistOptions("shared", rank="auto"), ""),
-        '`gist-shared`, `rank = "auto"`, `encoding = "int8"`': (
-            GistOptions("shared", rank="auto", encoding="int8"),
+        '`gist-shared`, `rank = 4`, `encoding = "int4"`': (
+            GistOptions("shared", rank=4, encoding="int4"),
             "",
         ),
     }
-    rows = []
+    sizes = [f"{4 * learner.size:,}" for learner, _, _ in forms.values()]
+    samples = [f"{10 * 4 * width:,}" for _, width, _ in forms.values()]
+    rows: list[tuple[str, ...]] = [
+        ("*for comparison: the model*", *sizes, *sizes, ""),
+        ("*ten samples*", *samples, "0", "0", ""),
+    ]
     for title, (options, name) in methods.items():
         costs = [kept_and_sent(*form, options) for form in forms.values()]
         passes = [
@@ -403,18 +455,13 @@ def costs_table(experiments: Path, results: Path) -> str:
         kept, sent = ([f"{cost[place]:,}" for cost in costs] for place in (0, 1))
         rows.append((title, *kept, *sent, compute))
     heads = [f"{verb}, {name}" for verb in ("kept", "sent up") for name in forms]
-    sizes = ", ".join(
-        f"{name} {learner.size:,} parameters and {4 * learner.size:,} bytes, ten samples "
-        f"{10 * 4 * width:,} bytes"
-        for name, (learner, width, _) in forms.items()
-    )
-    return (
-        sheet(("method", *heads, "compute, FIFO = 1"), rows)
-        + f"\n\nIn bytes, beside the model and the samples: {sizes}. Kept: m, its noise model, and "
-        "the sum of the window. Sent up, beside the model, in a participation; what comes down is "
-        "four bytes a number. "
-        "Compute: forward passes of a whole run over FIFO's, least and most over all streams (a "
-        "backward pass counts as two)."
+    return sheet(("bytes of", *heads, "compute, FIFO = 1"), rows) + (
+        "\n\n- Kept: what a device stores beside its model and samples: the gist, its noise model, "
+        "and the sum of the gradients since the last participation.\n"
+        "- Sent up: what a participation sends beside the model. The fleet's gist comes down as "
+        "four bytes a parameter.\n"
+        "- Compute: forward passes of a whole run over FIFO's, the least and the most over all "
+        "streams; a backward pass counts as two."
     )
 
 
@@ -502,6 +549,7 @@ def pseudo_labels_table(experiments: Path, results: Path) -> str:
 
 TABLES: dict[str, Callable[[Path, Path], str]] = {
     "results": results_table,
+    "results-short": short_results_table,
     "results-others": others_table,
     "results-shared-rate": shared_rate_table,
     "results-fairness": fairness_table,

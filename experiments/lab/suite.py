@@ -280,6 +280,30 @@ def estimated(suite: Suite, curves: Curves) -> Iterator[str]:
             yield f"stage {number}, {task}: {len(runs)} runs, {minutes:.1f} minutes of one core"
 
 
+def recount(suite: Suite, curves: Curves) -> int:
+    """Count anew what devices keep in the runs that are there; gives how many counts changed.
+
+    Runs that other suites share were counted as those were made, by the code of that day. Tasks
+    whose data is not here stay as they are.
+    """
+    counts: dict[str, int] = {}
+    seeds = sorted({seed for stage in suite.stages for seed in stage.seeds})
+    for task in suite.tasks:
+        rows = [row for stage in suite.stages for row in suite.rows(stage) if row.task == task]
+        for row in dict.fromkeys(rows):
+            planned = suite.reported(row, 1.0, seeds)
+            made = [run for run in planned if curves.find(run.digest) is not None]
+            if not made:
+                continue
+            try:
+                count = bytes_at_rest(planned[0].cell.experiment)
+            except DataError as error:
+                print(f"without {task}: {error}", flush=True)
+                break
+            counts |= dict.fromkeys((run.digest for run in made), count)
+    return curves.recount(counts)
+
+
 def _played(
     runs: Sequence[PlannedRun], records: Path, jobs: int, backend: Backend
 ) -> Iterator[tuple[PlannedRun, Curve | str]]:

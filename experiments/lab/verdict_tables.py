@@ -210,10 +210,10 @@ def _setting_title(setting: str) -> str:
 def counts_table(arena: Mapping[str, Any], streams: Mapping[str, Mapping[str, str]]) -> str:
     """On how many streams each method is better than FIFO, each at its own rate."""
     methods = {
+        "**gist-shared** (default)": "gist-shared",
+        "gist-local": "gist-local",
         "balanced-fifo": "class-balanced-fifo",
         "ode-paper": "ode-est",
-        "gist-local": "gist-local",
-        "**gist-shared** (default)": "gist-shared",
     }
     rows = []
     for group, tasks in streams.items():
@@ -238,9 +238,9 @@ def bytes_sentence(rows: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]) -> 
     if not found:
         return "No run by bytes is committed."
     return (
-        f"In no more bytes, by {len(rows)} comparisons on {len({row[0] for row in rows})} tasks: "
-        f"the best store with a gist is ahead in {found['gist']}, the best without one in "
-        f"{found['plain']}, and the intervals overlap in {found['level']}."
+        f"{len(rows)} comparisons on {len({row[0] for row in rows})} tasks, each within the same "
+        f"bytes: the best store with a gist is ahead in {found['gist']}, the best without one in "
+        f"{found['plain']}, and in {found['level']} the intervals overlap."
     )
 
 

@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import time as clock
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 MethodLike: TypeAlias = "str | type[SelectionPolicy] | SelectionPolicy | Mapping[str, Any]"
 """A registered method or policy, `module:Class`, a policy, or the tables of a method."""
 _EVALUATIONS = 20
+_SAMPLES = "samples.npz"
 
 
 class MethodComparison:
@@ -221,7 +223,9 @@ def compare(
     progress : bool
         Show the share that is done and the time left.
     out : Path or str, optional
-        Where the records go; what is finished there is not run again. By default a new folder.
+        Where the records go; by default a new folder. What is finished there is not run again,
+        except policies and models that other processes cannot import. A folder belongs to one set
+        of samples: others are rejected.
 
     Returns
     -------
@@ -245,25 +249,18 @@ def compare(
         if base not in chosen:
             raise ConfigError(f"no method '{base}' to compare with: {did_you_mean(base, chosen)}")
     table = _samples(x, y, device, time, test)
-    if table.devices is None and devices is None:
-        raise DataError(
-            "compare needs the device of each sample: pass device=, or devices=20 to divide the "
-            "samples among 20"
-        )
+    _check_devices(table, devices)
     folder = _folder(out)
-    kind = target_kind(table, target)
-    arrays = arrays_of(table, kind)
-    np.savez(folder / "samples.npz", **arrays)  # type: ignore[arg-type]
-    task: Table = {"name": "custom", "path": str(folder / "samples.npz"), "label": "y"}
-    task |= {"test_fraction": test_fraction, "rounds_per_pass": rounds}
-    task |= {"target": kind} if kind == "number" or target is not None else {}
-    task |= {"time": "time"} if "time" in arrays else {}
+    task = _custom_task(table, folder, target) | {
+        "test_fraction": test_fraction,
+        "rounds_per_pass": rounds,
+        "model": _model_name(model),
+    }
     if devices is not None:
         task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
-    task["model"] = _model_name(model)
     training: Table = {"rounds": rounds, "participation": participation, "epochs": epochs}
     if learning_rate not in (None, "own"):
-        training["learning_rate"] = learning_rate
+        training["learning_rate"] = _rate(learning_rate)
     experiment: Table = {
         "task": task,
         "storage": {"capacity": capacity},
@@ -283,14 +280,69 @@ def compare(
     with _registered(chosen):
         if learning_rate == "own":
             rates = _own_rates(experiment, folder, local, jobs, progress=progress)
-            notes.append(_told(rates))
+            notes.append(_rates_note(rates))
             for label, rate in rates.items():
                 experiment["methods"][label] |= {"train": {"learning_rate": rate}}
-        cells = expand(experiment)
-        notes += _play(cells, folder, local, jobs, progress=progress)
-    paths = [record_path(cell, folder) for cell in cells]
-    runs = [run for run in read_runs(folder) if run.path in paths]
-    return MethodComparison(runs, folder, against, notes)
+        specs = expand(experiment)
+        notes += _play(specs, folder, local, jobs, progress=progress)
+    return MethodComparison(_runs_of(specs, folder), folder, against, notes)
+
+
+def _check_devices(table: SampleTable, devices: int | None) -> None:
+    """Check that either the samples say whose they are, or are to be divided."""
+    if table.devices is None and devices is None:
+        raise DataError(
+            "compare needs the device of each sample: pass device=, or devices=20 to divide the "
+            "samples among 20"
+        )
+    if table.devices is not None and devices is not None:
+        raise DataError(
+            "the samples have a device each, and devices= would divide them anew: leave out "
+            "devices=, or the devices of the samples"
+        )
+
+
+def _custom_task(
+    table: SampleTable, folder: Path, target: Literal["class", "number"] | None
+) -> Table:
+    """Write the samples into the folder; return the task that reads them."""
+    kind = target_kind(table, target)
+    arrays = arrays_of(table, kind)
+    path = folder / _SAMPLES
+    if path.exists() and not _holds(path, arrays):
+        # Its records would be taken for finished runs on these samples.
+        raise DataError(f"{folder} has runs on other samples: choose another folder, or empty it")
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    task: Table = {"name": "custom", "path": str(path), "label": "y"}
+    if kind == "number" or target is not None:
+        task["target"] = kind
+    if "time" in arrays:
+        task["time"] = "time"
+    return task
+
+
+def _holds(path: Path, arrays: Mapping[str, AnyArray]) -> bool:
+    """Whether a file has exactly these arrays."""
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return set(found) == set(arrays) and all(
+                found[name].dtype == array.dtype and np.array_equal(found[name], array)
+                for name, array in arrays.items()
+            )
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is damaged: delete it with its folder's records") from error
+
+
+def _rate(learning_rate: object) -> object:
+    if isinstance(learning_rate, str):
+        raise ConfigError(f'learning_rate must be a number or "own", got {learning_rate!r}')
+    return learning_rate
+
+
+def _runs_of(specs: Sequence[RunSpec], folder: Path) -> list[Run]:
+    """Return the runs of these specifications; the folder may hold others."""
+    paths = [record_path(spec, folder) for spec in specs]
+    return [run for run in read_runs(folder) if run.path in paths]
 
 
 def simulate(
@@ -328,13 +380,10 @@ def simulate(
     table = (
         dict(experiment) if isinstance(experiment, Mapping) else read_experiment(Path(experiment))
     )
-    cells = expand(table)
+    specs = expand(table)
     folder = _folder(out)
-    notes = _play(cells, folder, set(), jobs, progress=progress)
-    paths = [record_path(cell, folder) for cell in cells]
-    return MethodComparison(
-        [run for run in read_runs(folder) if run.path in paths], folder, (), notes
-    )
+    notes = _play(specs, folder, set(), jobs, progress=progress)
+    return MethodComparison(_runs_of(specs, folder), folder, (), notes)
 
 
 def load_records(directory: Path | str) -> MethodComparison:
@@ -491,7 +540,10 @@ def _samples(x: Any, y: Any, device: Any, time: Any, test: Any) -> SampleTable:
         x, y = _items(x)
     features, labels = _array(x), _array(y)
     if features.ndim == 0:
-        raise DataError(f"x must be an array with a sample a row, got {type(x).__name__}")
+        hint = ": pass x.toarray()" if hasattr(x, "toarray") else ""
+        raise DataError(f"x must be an array with a sample a row, got {type(x).__name__}{hint}")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # a column vector, as data frames and scikit-learn have them
     columns = {"y": labels, "device": device, "time": time, "test": test}
     arrays = {name: _array(column) for name, column in columns.items() if column is not None}
     for name, array in arrays.items():
@@ -540,13 +592,18 @@ def _samples_of_frame(x: Any, y: Any, device: Any, time: Any, test: Any) -> Samp
 
 def _items(dataset: Any) -> tuple[AnyArray, AnyArray]:
     """Return the samples and labels of a torch data set, or of any sequence of pairs."""
+    if isinstance(dataset, Mapping):
+        raise DataError(
+            f"x must be the samples, got a {type(dataset).__name__}: pass its arrays, such as "
+            "compare(found.data, found.target, ...)"
+        )
     try:
         pairs = [dataset[index] for index in range(len(dataset))]
         return (
             np.stack([_array(sample) for sample, _ in pairs]),
             np.array([_array(label).item() for _, label in pairs], dtype=object),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, LookupError) as error:
         raise DataError(
             "without y, x must be a data set of pairs (sample, label), all samples of one shape: "
             f"{error}"
@@ -574,48 +631,50 @@ def _own_rates(
     """Return the learning rate of each method; the trials' records lie beside the folder."""
     tried = rate_experiment(experiment, Custom.learning_rate, experiment["sweep"]["seed"])
     aside = folder_for_records(folder.with_name(f"{folder.name}-rates"))
-    cells = expand(tried)
-    _play(cells, aside, local, jobs, progress=progress)
-    paths = [record_path(cell, aside) for cell in cells]
-    return best_rates(run for run in read_runs(aside) if run.path in paths)
+    specs = expand(tried)
+    _play(specs, aside, local, jobs, progress=progress)
+    return best_rates(_runs_of(specs, aside))
 
 
-def _told(rates: Mapping[str, float]) -> str:
+def _rates_note(rates: Mapping[str, float]) -> str:
     each = ", ".join(f"{method} {rate:g}" for method, rate in rates.items())
     return f"learning rates, each method's own, chosen on two seeds that are not reported: {each}"
 
 
 def _play(
-    cells: Sequence[RunSpec],
+    specs: Sequence[RunSpec],
     folder: Path,
     local: set[str],
     jobs: int | None,
     *,
     progress: bool,
 ) -> list[str]:
-    """Run what is not finished; return notes on how."""
-    waiting = [cell for cell in cells if not is_finished(cell, folder)]
-    elsewhere = [cell for cell in waiting if cell.experiment.label not in local]
-    here = [cell for cell in waiting if cell.experiment.label in local]
-    shown = _Progress(sum(cell.experiment.train.rounds for cell in waiting), shown=progress)
+    """Run what is not finished; return notes on how.
+
+    A method of `local` has a policy or model that exists in this process only. It is run again
+    each time, as its name does not say whether its code is still the same.
+    """
+    here = [spec for spec in specs if spec.experiment.label in local]
+    elsewhere = [
+        spec
+        for spec in specs
+        if spec.experiment.label not in local and not is_finished(spec, folder)
+    ]
+    rounds = sum(spec.experiment.train.rounds for spec in (*here, *elsewhere))
+    shown = _Progress(rounds, shown=progress)
     at_a_time = (os.cpu_count() or 1) if jobs is None else check_whole("jobs", jobs, least=1)
     notes = []
     run_sweep(elsewhere, folder, jobs=at_a_time, resume=True, listen=shown.listener(elsewhere))
     if here and at_a_time > 1:
-        labels = ", ".join(sorted({cell.experiment.label for cell in here}))
+        labels = ", ".join(sorted({spec.experiment.label for spec in here}))
         notes.append(
             f"{labels}: run one after the other, since the policy or model exists in this process "
             "only; put it into a module (a policy as a frozen dataclass) to run its seeds in "
             "parallel."
         )
     listen = shown.listener(here)
-    for place, cell in enumerate(here):
-        play(
-            cell,
-            folder,
-            resume=True,
-            progress=partial(listen, place),
-        )
+    for place, spec in enumerate(here):
+        play(spec, folder, progress=partial(listen, place))
     shown.close()
     return notes
 
@@ -629,13 +688,13 @@ class _Progress:
         self._shown = shown and (notebook or sys.stderr.isatty())
         self._drawn = 0.0
 
-    def listener(self, cells: Sequence[RunSpec]) -> Callable[[int, int, float | None], None]:
-        """Return a callback that counts the rounds of these cells."""
-        done = [0] * len(cells)
+    def listener(self, specs: Sequence[RunSpec]) -> Callable[[int, int, float | None], None]:
+        """Return a callback that counts the rounds of these runs."""
+        done = [0] * len(specs)
 
-        def listen(cell: int, round_: int, _: float | None) -> None:
-            self._done += round_ - done[cell]
-            done[cell] = round_
+        def listen(place: int, round_: int, _: float | None) -> None:
+            self._done += round_ - done[place]
+            done[place] = round_
             self._draw()
 
         return listen

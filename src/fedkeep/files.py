@@ -94,5 +94,5 @@ def folder_for_records(directory: object) -> Path:
         Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"cannot keep records in {directory}: {error.strerror}"
-        raise ConfigError(f"{why}; choose another with --out") from error
+        raise ConfigError(f"{why}; choose another folder") from error
     return Path(directory)

@@ -14,6 +14,16 @@ from fedkeep.core.registry import did_you_mean
 
 Options = TypeVar("Options")
 Table = dict[str, Any]
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "nothing",
+}
+"""What messages call the types of msgspec."""
 _DEEPEST = 32
 """Levels of tables and lists in a file."""
 
@@ -128,11 +138,18 @@ def flat(table: Table, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+def _in_words(found: re.Match[str]) -> str:
+    """Return the types of a message in words: "expected a whole number, got text"."""
+    names = [_TYPES.get(name, name) for name in found[2].split(" | ")]
+    return f"{found[1]} {' or '.join(names)}"
+
+
 def _explain(options: type[Any], table: Table, message: str, where: str) -> str:
     """Complete a message of msgspec by the key, its value and what is allowed."""
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", message):
         return f"'{where}.{missing[1]}' is missing"
     what, _, path = message.partition(" - at `$.")
+    what = re.sub(r"(Expected|got) `([\w| ]+)`", _in_words, what)
     key = path.rstrip("`").partition("[")[0].partition(".")[0]
     if key not in table:
         return f"in [{where}]: {what.replace('`', chr(39))}"

@@ -57,11 +57,11 @@ def start(
 
 
 def wait_until_ready(folder: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         try:
-            with AgentClient(str(folder / "a.sock"), timeout=10) as client:
+            with AgentClient(str(folder / "a.sock"), timeout=60) as client:
                 client.streams()
                 return
         except AgentUnreachableError:
@@ -78,14 +78,14 @@ def running(folder: Path, *arguments: str, **options: Any) -> Iterator[subproces
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def outcome(
     folder: Path, *arguments: str, entry: tuple[str, ...] = ("-m", "fedkeep.agent")
 ) -> tuple[int, str]:
     process = start(folder, *arguments, entry=entry)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     return process.returncode, errors
 
 
@@ -130,7 +130,7 @@ def test_the_command_line_runs_it_and_asks_it(tmp_path: Path) -> None:
         assert "fedkeep.agent" in modules, (
             "the light process has taken the place of the command line"
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             shown = ask(tmp_path, "status")
             if "seen                     60" in shown:
@@ -195,9 +195,12 @@ def test_a_terminated_agent_commits_first(tmp_path: Path) -> None:
     assert process.stdin is not None
     process.stdin.write(lines(20))
     process.stdin.flush()
-    time.sleep(1)
+    with AgentClient(str(tmp_path / "a.sock"), timeout=60) as client:
+        deadline = time.monotonic() + 120
+        while client.status().counters.get("seen", 0) < 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     process.stdin.close()
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         assert client.status().counters["seen"] == 20
@@ -213,10 +216,10 @@ def test_metrics_are_served_on_the_loopback(tmp_path: Path) -> None:
         tmp_path, f'[metrics]\nport = {port}\n[[source]]\nkind = "lines"\npath = "in.jsonl"\n'
     )
     with running(tmp_path, "agent.toml"):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         text = ""
         while 'fate="seen",reason=""} 31.0' not in text and time.monotonic() < deadline:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
                 text = answer.read().decode()
         for expected in (
             'fedkeep_arrivals_total{fate="refused",reason="shape"} 1.0',
@@ -281,7 +284,7 @@ def test_a_source_that_fails_is_tried_again_and_ends_no_agent(tmp_path: Path, fa
     )
     write_config(tmp_path, '[[source]]\nkind = "iterator"\nfunction = "broken:samples"\n')
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (
             client.status().counters.get("refused.source-failed", 0) < 2
             and time.monotonic() < deadline

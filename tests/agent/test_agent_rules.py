@@ -11,14 +11,17 @@ import pytest
 
 from fedkeep.agent.agent import Agent
 from fedkeep.agent.arrivals import Arrival
+from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.agent.retention import DAY
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.rules.store import RuledStore
+from fedkeep.core.rules.options import Rule
+from fedkeep.core.rules.store import HeldSample, RuledStore
 from fedkeep.protocol.framing import receive_frame, send_frame
-from tests.agent.builders import AssembledAgent, make_agent
+from tests.agent.builders import AssembledAgent, arrival, make_agent
 from tests.agent.test_agent_process import lines, outcome, start, wait_until_ready, write_config
 from tests.agent.test_orders_of_events import client
 from tests.agent.test_sources import _connect
+from tests.faults import agents
 
 RULES: list[dict[str, Any]] = [
     {"name": "alarms", "when": 'speed > 3 and unit == "V"', "slots": 20, "ttl_days": 2.0},
@@ -222,3 +225,96 @@ def test_a_wrong_rule_ends_the_start_with_its_place(tmp_path: Path) -> None:
         "            ^\n"
     )
     assert "Traceback" not in errors
+
+
+BEFORE = [{"name": "alarms", "when": "label == 2", "slots": 8, "before": 2}]
+
+
+def refused_first(assembly: AssembledAgent) -> int:
+    """Fills the store until a sample has no place; gives its id. A rule may hold it later."""
+    for id_ in range(10_000):
+        came, fates = arrival(id_, label=id_ % 2), list[str]()
+        came.acknowledge = fates.append
+        assembly.agent.judge([came])
+        assert assembly.agent.commit()
+        if fates == ["refused.score"]:
+            return id_
+    raise AssertionError("the store is never full")
+
+
+def test_what_was_erased_is_not_held_by_an_alarm_that_comes_after(tmp_path: Path) -> None:
+    assembly = ruled(tmp_path, BEFORE)
+    refused = refused_first(assembly)
+    assembly.agent.erase([refused])
+    assembly.agent.judge([arrival(20_000, label=2)])
+    assert assembly.agent.commit()
+    assert 20_000 in assembly.agent.store.records
+    assert refused not in assembly.agent.store.records
+    assembly.disk.close()
+
+
+def test_what_an_alarm_holds_afterwards_is_as_old_as_when_it_came(tmp_path: Path) -> None:
+    policy = {"name": "balanced-reservoir"}
+    store = {"budget": 100_000, "ttl_days": 30.0, "clock_tolerance_hours": 0.0}
+    assembly = make_agent(tmp_path, policy=policy, rule=BEFORE, store=store)
+    refused = refused_first(assembly)
+    assembly.agent.store.clock._age_at_start += 20 * DAY
+    assembly.agent.judge([arrival(20_000, label=2)])
+    assert refused in assembly.agent.store.records
+    assembly.agent.store.clock._age_at_start += 11 * DAY
+    assert assembly.agent.remove_expired()
+    assert [*assembly.agent.store.records] == [20_000]
+    assembly.disk.close()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_every_restart_keeps_all_that_policy_and_rules_hold(tmp_path: Path, whole: bool) -> None:
+    table, rng = agents.table_of("files under rules", tmp_path), np.random.default_rng(3)
+    (tmp_path / "copy").mkdir()
+    copy = agents.table_of("files under rules", tmp_path / "copy")
+    agent, erased = assemble(parse_config(table)), set[int]()
+    for step in range(70):
+        agents.take_step(agent, step, rng, erased)
+        if whole:
+            assert agent.commit()
+        (tmp_path / "copy" / "a.store").write_bytes((tmp_path / "a.store").read_bytes())
+        again = assemble(parse_config(copy))
+        assert agents.held_by(again, erased) == agents.held_by(agent, erased), step
+        again.store.file.disk.close()
+    agent.store.file.disk.close()
+
+
+def read_back(slots: int, *held: int) -> RuledStore:
+    """A store of four samples in the policy's three slots, of which rules held some when they came.
+
+    Their scores rise.
+    """
+    rules = [Rule("alarms", "alarm", slots=slots)]
+    store = RuledStore(np.array([3]), soft_quotas=True, rules=rules, labels=1)
+    scores = np.array([0.1, 0.2, 0.3, 0.4])
+    whole = {name: np.arange(4) for name in ("ids", "arrivals")}
+    none = {name: np.zeros(4, np.int64) for name in ("regions", "uses", "y")}
+    ranks = {"scores": scores, "effective": scores, "tiers": np.ones(4, np.int64)}
+    store.restore({**whole, **none, **ranks, "x": np.zeros((4, 1)), "quotas": np.array([4])})
+    for id_ in held:
+        store.hold_again(HeldSample(id_, np.zeros(1), 0, 0, id_ / 10, id_), [(0, 0)])
+    return store
+
+
+def test_a_sample_leaves_the_policy_for_its_rule_before_another_makes_way() -> None:
+    store = read_back(2, 1, 2, 3)
+    store.leave_to_rules(np.array([3]))
+    assert store.configure(np.array([3])) == []
+    assert store.stored().batch.ids.tolist() == [0, 1, 3]
+    assert store.held(2) is not None
+
+
+def test_what_a_rule_alone_holds_does_not_make_way_for_what_the_policy_has_too() -> None:
+    store = read_back(2, 2, 3)
+    alone = HeldSample(9, np.zeros(1), 0, 0, 0.05, 9)
+    store.hold_again(alone, [(0, 0)])
+    assert store.held(9) is None
+    store.hold_instead(alone, [(0, 0)])
+    assert store.held(9) is not None
+    assert [store.held(2) is None, store.held(3) is None] == [True, False]
+    assert len(store) == 5

@@ -118,7 +118,7 @@ def test_a_damaged_archive_is_set_aside_once_and_for_all(tmp_path: Path) -> None
     write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\n')
     for _ in range(2):
         with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while not (inbox / "refused" / "a.npz").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert client.status().samples == 0
@@ -172,7 +172,7 @@ def test_what_is_no_file_in_a_folder_is_set_aside(tmp_path: Path) -> None:
     np.savez(inbox / "d.npz", x=np.ones((1, 6)), y=np.zeros(1))
     write_config(tmp_path, '[[source]]\nkind = "folder"\npath = "in"\n')
     with running(tmp_path, "agent.toml"):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while list(inbox.glob("*.npz")) and time.monotonic() < deadline:
             time.sleep(0.02)
     assert sorted(file.name for file in (inbox / "refused").glob("*.npz")) == [
@@ -222,7 +222,7 @@ def test_a_pipe_without_a_writer_holds_up_neither_start_nor_end(tmp_path: Path) 
         pipe.write(lines(5))
         pipe.flush()
         with AgentClient(str(tmp_path / "a.sock")) as client:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while client.status().samples < 5 and time.monotonic() < deadline:
                 time.sleep(0.02)
             assert client.status().samples == 5
@@ -304,23 +304,23 @@ def test_idle_connections_beyond_the_descriptors_harm_neither_stream_nor_api(
                 one.connect(str(tmp_path / path))
                 idle.append(one)
         idle += [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b"fedkeep_capacity" in answer.read()
         with socket.socket(socket.AF_UNIX) as sender:
             sender.connect(str(tmp_path / "in.sock"))
-            sender.settimeout(20)
+            sender.settimeout(60.0)
             x = np.ones(6, "<f4").tobytes()
             send_frame(sender, msgspec.msgpack.encode({"x": x, "y": 1, "id": 5}))
             assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"] == "kept"
         wait_until_ready(tmp_path, process)  # type: ignore[arg-type]
-        with AgentClient(str(tmp_path / "a.sock"), timeout=20) as client:
+        with AgentClient(str(tmp_path / "a.sock"), timeout=60) as client:
             assert client.status().samples == 1
         assert process.poll() is None
     finally:
         for one in idle:
             one.close()
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 def test_senders_that_read_no_answers_hold_up_neither_another_nor_the_api(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_senders_that_read_no_answers_hold_up_neither_another_nor_the_api(tmp_pa
             sound.sendall(records(10**8 + id_, 1))
             assert receive_frame(sound) is not None
             waits.append(time.monotonic() - start)
-        with AgentClient(str(tmp_path / "a.sock"), timeout=10) as client:
+        with AgentClient(str(tmp_path / "a.sock"), timeout=60) as client:
             assert client.status().samples > 0
         for thread in floods:
             thread.join(30)
@@ -593,7 +593,7 @@ def test_it_tells_systemd_that_it_is_ready_and_alive(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(lines(5))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(20)
+        listener.settimeout(60.0)
         environment = {
             **ENVIRONMENT,
             "NOTIFY_SOCKET": str(tmp_path / "notify"),
@@ -609,7 +609,7 @@ def test_it_tells_systemd_that_it_is_ready_and_alive(tmp_path: Path) -> None:
                 heard.append(listener.recv(4096).decode())
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(120)
         while "STOPPING=1" not in heard:
             heard.append(listener.recv(4096).decode())
     assert heard.index("READY=1") < heard.index("WATCHDOG=1")

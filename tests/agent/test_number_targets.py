@@ -190,6 +190,60 @@ def test_settings_that_contradict_each_other_are_named(
         parse_config(table(tmp_path, **samples))
 
 
+def late(folder: Path) -> Agent:
+    own = table(folder) | {"waiting": {"share": 0.5, "rule": "oldest"}}
+    return assemble(parse_config(own))
+
+
+def fates(agent: Agent, *arrivals: Arrival) -> list[str]:
+    told: dict[int, str] = {}
+    for place, one in enumerate(arrivals):
+        one.acknowledge = lambda fate, place=place: told.__setitem__(place, fate)  # type: ignore[misc]
+    agent.judge(list(arrivals))
+    assert agent.commit()
+    return [told[place] for place in range(len(arrivals))]
+
+
+def number(id_: int, y: Any) -> Arrival:
+    return Arrival(None, y, id_, "meter", label_only=True)
+
+
+def test_numbers_may_come_later_are_corrected_and_outlive_a_restart(tmp_path: Path) -> None:
+    agent = late(tmp_path)
+    assert (
+        fates(agent, *(Arrival(x_of(id_), None, id_, "meter") for id_ in range(6)))
+        == ["waiting"] * 6
+    )
+    agent.store.file.disk.close()
+    agent = late(tmp_path)
+    assert agent.device.waiting is not None
+    assert agent.device.waiting.ids.tolist() == [*range(6)]
+    given = fates(agent, number(1, 0.37), number(2, -3.0), number(2, -3.0), number(2, 7.25))
+    assert given == ["kept", "kept", "known", "corrected"]
+    wrong = fates(agent, number(3, "much"), number(3, float("nan")), number(3, 1e13))
+    assert wrong == ["refused.label"] * 3
+    assert fates(agent, number(77, 0.5)) == ["remembered"]
+    assert fates(agent, Arrival(x_of(77), None, 77, "meter")) == ["kept"]
+    agent.store.file.disk.close()
+    agent = late(tmp_path)
+    stored = agent.store.stored().batch
+    found = dict(zip(stored.ids.tolist(), stored.y.tolist(), strict=True))
+    assert found == {1: 0.37, 2: 7.25, 77: 0.5}
+    assert {id_: note.label for id_, note in agent.store.records.items()} == {1: 1, 2: 2, 77: 1}
+    assert sorted(agent.store.unlabelled) == [0, 3, 4, 5]
+    np.testing.assert_array_equal(stored.x[stored.ids.tolist().index(2)], x_of(2))
+    agent.store.file.disk.close()
+    assert exported(tmp_path)[2] == 7.25
+
+
+def test_numbers_later_have_their_limits_in_a_sentence(tmp_path: Path) -> None:
+    own = table(tmp_path) | {"waiting": {"share": 0.5}}
+    with pytest.raises(ConfigError, match="one number a sample"):
+        parse_config({**own, "samples": {**own["samples"], "width": 2, "edges": []}})
+    with pytest.raises(ConfigError, match="pseudo_labels is for labels"):
+        parse_config(own | {"waiting": {"share": 0.5, "pseudo_labels": 0.9}})
+
+
 def test_several_numbers_a_sample_are_kept(tmp_path: Path) -> None:
     agent = made(tmp_path, width=2, edges=[])
     for id_ in range(5):

@@ -1,8 +1,11 @@
 """Several things at once, on real processes: what each of them promises alone holds together."""
 
 import json
+import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from fedkeep.agent.cells import cipher_of
 from fedkeep.agent.pacing import CommitPacer
-from fedkeep.core.errors import RejectedError
+from fedkeep.agent.store_file import find_label
+from fedkeep.agent.store_moves import rekey
+from fedkeep.core.errors import FedkeepError, RejectedError
 from fedkeep.protocol.client import AgentClient
 from fedkeep.protocol.framing import receive_frame, send_frame
 from fedkeep.protocol.messages import Erase
@@ -57,7 +63,7 @@ def test_an_erasure_on_a_full_disk_is_refused_and_can_be_repeated(tmp_path: Path
             agent.erase(Erase(id="7"))
         if end != "recovers":
             process.send_signal(end)
-            process.wait(20)
+            process.wait(120)
     names = [str(id_) for id_ in range(40)]
     if end != "recovers":
         process.communicate()
@@ -111,6 +117,42 @@ def test_a_move_to_another_budget_may_be_killed_at_any_time(tmp_path: Path) -> N
     assert not is_in_file(tmp_path, 7.0)
     assert (tmp_path / "a.store").stat().st_size <= 200_000
     assert [path.name for path in tmp_path.glob("a.store*")] == ["a.store"]
+
+
+_before_open: list[Callable[[], None]] = []
+"""What happens once, right before a store is opened to be written."""
+
+
+def _on_event(event: str, about: tuple[Any, ...]) -> None:
+    if event != "open" or not _before_open:
+        return
+    path, _, flags = about
+    if str(path).endswith("a.store") and (flags or 0) & os.O_RDWR:
+        _before_open.pop()()
+
+
+def test_a_store_that_gets_another_key_while_an_agent_opens_it_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    assembly = make_agent(tmp_path, store={"budget": 150_000})
+    feed(assembly.agent, 0, 40)
+    assembly.disk.close()
+    path, key = tmp_path / "a.store", tmp_path / "key"
+    key.touch(0o600)
+    key.write_text("ab" * 32)
+    label, _ = find_label(path, None)
+
+    def change() -> None:
+        rekey(path, label, None, cipher_of(key, None))
+
+    sys.addaudithook(_on_event)  # there is no way to take it back: it waits for the list
+    _before_open.append(change)
+    with pytest.raises(FedkeepError, match=r"is encrypted|was changed while it was opened"):
+        make_agent(tmp_path, store={"budget": 150_000})
+    assert not _before_open
+    again = make_agent(tmp_path, store={"budget": 150_000, "key_file": str(key)})
+    assert again.agent.store.records.keys() == set(range(40))
+    again.disk.close()
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -208,7 +250,7 @@ def test_a_folder_waits_while_the_days_writes_are_spent(tmp_path: Path, end: Any
         assert left
         assert "skipped.sample" not in counters
         process.send_signal(end)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         assert process.returncode == (0 if end == signal.SIGTERM else -end)
     # What an agent that ends still took is counted at its end.
     left = sorted(folder.glob("*.npz"))

@@ -173,7 +173,7 @@ def wait_for(folder: Path, holds: Any) -> Status:
     deadline, status = time.monotonic() + 120, None
     while time.monotonic() < deadline:
         try:
-            with AgentClient(str(folder / "a.sock"), timeout=10) as client:
+            with AgentClient(str(folder / "a.sock"), timeout=60) as client:
                 status = client.status()
             if holds(status):
                 return status

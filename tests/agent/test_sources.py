@@ -21,6 +21,7 @@ import pytest
 
 from fedkeep.agent.arrivals import Arrival, IngestQueue, Source
 from fedkeep.agent.assembly import parse_config
+from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import SampleForm
 from fedkeep.agent.sources import make_source, records
 from fedkeep.agent.sources.mqtt import MqttSource
@@ -46,7 +47,7 @@ def read(
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
     got: list[Arrival] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     counts: Counter[str] = Counter()
     while (len(got) < count or counts.total() < refused) and time.monotonic() < deadline:
         for arrival in intake.take(64, 0.1, 0.0):
@@ -214,7 +215,7 @@ def test_a_record_that_never_ends_is_refused(
 
 
 def _connect(address: str) -> socket.socket:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         unix = address.startswith("unix")
         client = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
@@ -273,9 +274,17 @@ def publish(port: int, payloads: list[bytes], *, retain: bool = False) -> None:
     client.connect("127.0.0.1", port)
     client.loop_start()
     for payload in payloads:
-        client.publish("sensors/a", payload, qos=1, retain=retain).wait_for_publish(5)
+        client.publish("sensors/a", payload, qos=1, retain=retain).wait_for_publish(60)
     client.disconnect()
     client.loop_stop()
+
+
+def subscription_of(made: Source) -> threading.Event:
+    """Set once the broker has taken the subscription of an opened MQTT source."""
+    assert isinstance(made, MqttSource)
+    subscribed = threading.Event()
+    made._client.on_subscribe = lambda *_: subscribed.set()
+    return subscribed
 
 
 def sample(id_: int) -> bytes:
@@ -287,11 +296,12 @@ def test_mqtt_keeps_what_was_not_acknowledged(broker: int) -> None:
     intake = IngestQueue(64, FORM)
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
+    subscribed = subscription_of(made)
     thread.start()
-    time.sleep(0.3)
+    assert subscribed.wait(60)
     publish(broker, [sample(1), b"nonsense", sample(2)])
     first: list[Arrival] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(first) < 2 and time.monotonic() < deadline:
         first += intake.take(8, 0.5, 0.0)
     assert [a.id for a in first] == [1, 2]
@@ -316,7 +326,7 @@ def test_a_broker_that_is_killed_and_comes_back_is_heard_again(tmp_path: Path) -
         with running_broker(tmp_path, port) as process:
             if number == 1:
                 thread.start()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while number not in heard and time.monotonic() < deadline:
                 publish(
                     port, [sample(number)]
@@ -339,7 +349,7 @@ def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(
             running(tmp_path, "agent.toml") as process,
             AgentClient(str(tmp_path / "a.sock")) as client,
         ):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while (
                 "refused.malformed" not in client.status().counters and time.monotonic() < deadline
             ):
@@ -355,7 +365,7 @@ def test_no_message_is_lost_where_agents_end_in_the_middle_of_bursts(
             process.send_signal(end)
             process.wait()
     with running(tmp_path, "agent.toml"), AgentClient(str(tmp_path / "a.sock")) as client:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while client.status().samples < 180 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert client.status().samples == 180
@@ -369,7 +379,7 @@ def test_a_broker_that_comes_late_is_found(
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while "no broker answers" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
     assert "no broker answers at 127.0.0.1" in caplog.text
@@ -442,7 +452,7 @@ def test_files_of_other_kinds_are_named_once_and_stay(
     made.open()
     thread = threading.Thread(target=made.run, args=(intake,), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(intake.refused) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)
@@ -465,7 +475,7 @@ def test_two_sources_of_one_folder_read_each_file_once(tmp_path: Path) -> None:
         threads.append(threading.Thread(target=one.run, args=(intake,), daemon=True))
         threads[-1].start()
     ids: list[int] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while list(tmp_path.glob("*.npz")) and time.monotonic() < deadline:
         for arrived in intake.take(64, 0.05, 0.0):
             ids.append(arrived.id)
@@ -489,7 +499,7 @@ def test_what_is_written_under_a_files_name_meanwhile_is_read_too(tmp_path: Path
     for one in first:
         one.answer("kept")
     again: list[Arrival] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while len(again) < 3 and time.monotonic() < deadline:
         again += intake.take(8, 0.1, 0.0)
     intake.stop()
@@ -542,7 +552,7 @@ def test_beyond_loopback_records_need_a_token_or_a_word(
         client = _connect(f"tcp://127.0.0.1:{address.rpartition(':')[2]}")
         send_frame(client, token)
         send_frame(client, record)
-        assert bool(intake.take(1, 1.0 if welcome else 0.3, 0.0)) is welcome
+        assert bool(intake.take(1, 60.0 if welcome else 0.3, 0.0)) is welcome
         client.close()
     intake.stop()
     thread.join()
@@ -581,14 +591,43 @@ def test_a_flood_of_idle_connections_costs_no_sender_its_own(tmp_path: Path) -> 
         connection.close()
 
 
+def test_senders_that_give_up_and_come_again_take_no_more_threads(tmp_path: Path) -> None:
+    listener, recovers = Listener(tmp_path / "s", 4), threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1)
+        recovers.wait()  # as on a full disk, on which nobody gets an answer
+
+    listener.start(serve)
+    before = threading.active_count()
+    came: list[socket.socket] = []
+    for _ in range(30):
+        sender = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sender.connect(str(tmp_path / "s"))
+        sender.send(b"x")
+        came.append(sender)
+        time.sleep(0.02)
+    assert threading.active_count() <= before + 8
+    for sender in came:
+        sender.close()
+    recovers.set()
+    last = _connect(f"unix://{tmp_path}/s")
+    last.send(b"x")
+    last.settimeout(10.0)
+    assert last.recv(1) == b"", "it is served: the threads of those before have ended"
+    listener.close()
+    last.close()
+
+
 def messages_after(port: int, payloads: list[bytes], **options: Any) -> tuple[IngestQueue, Source]:
     """A source that has subscribed before the messages were published."""
     made = source(kind="mqtt", topic="sensors/#", port=port, **options)
     made.set_device("d1")
     intake = IngestQueue(64, FORM)
     made.open()
+    subscribed = subscription_of(made)
     threading.Thread(target=made.run, args=(intake,), daemon=True).start()
-    time.sleep(0.5)
+    assert subscribed.wait(60)
     publish(port, payloads)
     return intake, made
 
@@ -605,9 +644,11 @@ def test_a_message_of_200_megabytes_costs_no_memory_and_does_not_come_again(
         "intake = IngestQueue(64, SampleForm(np.dtype(np.float32), (2,)))\n"
         f"table = dict(kind='mqtt', topic='sensors/#', port={broker}, protocol='{protocol}')\n"
         "made = make_source(table, 0); made.open()\n"
+        "subscribed = threading.Event()\n"
+        "made._client.on_subscribe = lambda *_: subscribed.set()\n"
         "threading.Thread(target=made.run, args=(intake,), daemon=True).start()\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "time.sleep(0.7); print('ready', flush=True)\n"
+        "subscribed.wait(60); print('ready', flush=True)\n"
         "ids = []\n"
         "while 'last' not in ids:\n"
         "    for one in intake.take(8, 0.2, 0.0):\n"
@@ -627,7 +668,7 @@ def test_a_message_of_200_megabytes_costs_no_memory_and_does_not_come_again(
         publish(broker, [bytes(200_000_000), last] if life == 0 else [last])
         said = process.stdout.readline()
         process.stdout.close()
-        process.wait(30)
+        process.wait(120)
         # By MQTT 5 the broker itself lets it go; else it is read past, counted and acknowledged.
         assert ("refused.oversized" in said) is (protocol == "3.1.1" and life == 0), said
         assert int(said.rsplit(" ", 1)[1]) < 30_000, "kilobytes"
@@ -668,7 +709,7 @@ def test_an_answer_for_an_earlier_connection_is_not_sent_by_the_next(tmp_path: P
         intake, made = messages_after(port, [sample(1)])
         (first,) = intake.take(1, 10.0, 0.0)
     with running_broker(tmp_path, port):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         second: list[Arrival] = []
         while not second and time.monotonic() < deadline:
             publish(port, [sample(2)])
@@ -698,22 +739,26 @@ def test_a_named_pipe_is_read_for_writer_after_writer(tmp_path: Path) -> None:
     for turn in range(5):
         with pipe.open("wb") as writer:
             writer.write(sample(turn) + b"\n")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while turn not in ids and time.monotonic() < deadline:
             ids += [one.id for one in intake.take(8, 0.1, 0.0)]
     with pipe.open("wb") as writer:
         writer.write(b'{"x": [1,')  # and is gone
-    time.sleep(0.5)
+    counted: Counter[str] = Counter()
+    deadline = time.monotonic() + 120
+    while not counted and time.monotonic() < deadline:
+        time.sleep(0.02)
+        counted += intake.counted()
     with pipe.open("wb") as writer:
         writer.write(sample(5) + b"\n")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while 5 not in ids and time.monotonic() < deadline:
         ids += [one.id for one in intake.take(8, 0.1, 0.0)]
     intake.stop()
     thread.join()
     made.close()
     assert ids == list(range(6))
-    assert intake.counted() == {"refused.malformed": 1}
+    assert counted + intake.counted() == {"refused.malformed": 1}
 
 
 def test_sources_of_one_name_are_a_mistake() -> None:

@@ -54,7 +54,7 @@ def test_repair(tmp_path: Path) -> None:
     assert code == 1
     assert "no root is whole" in said
     assert path.read_bytes() == bytes(image)
-    assert "30 samples go on" in ask("repair", path)[1]
+    assert "30 samples are left" in ask("repair", path)[1]
     assert ask("check", path)[0] == 0
     assert inspect(path).label == label
     again = make_agent(tmp_path)

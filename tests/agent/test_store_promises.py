@@ -196,6 +196,36 @@ def test_a_file_that_is_deleted_or_replaced_under_the_agent_is_noticed(
     again.disk.close()
 
 
+@pytest.mark.parametrize("how", ["cut", "an earlier copy", "another store", "zeros"])
+def test_a_file_that_is_written_over_under_the_agent_is_noticed(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assembly = make_agent(tmp_path)
+    feed(assembly.agent, 0, 10)
+    path, earlier = tmp_path / "a.store", (tmp_path / "a.store").read_bytes()
+    assembly.agent.judge([arrival(10)])
+    assert assembly.agent.commit(whole=False)
+    if how == "another store":
+        (tmp_path / "other").mkdir()
+        other = make_agent(tmp_path / "other")
+        feed(other.agent, 0, 10)
+        other.disk.close()
+        earlier = (tmp_path / "other" / "a.store").read_bytes()
+    found = {"cut": b"", "zeros": bytes(20_000) + path.read_bytes()[20_000:]}.get(how, earlier)
+    path.write_bytes(found)
+    fates: list[str] = []
+    came = arrival(11)
+    came.acknowledge = fates.append
+    assembly.agent.judge([came])
+    assert not assembly.agent.commit(whole=False)
+    assert fates == []
+    assert assembly.agent.intake.held
+    assert path.read_bytes() == found, "what stands there is its owner's"
+    assert "another program has written over the file" in caplog.text
+    assert set(range(12)) <= set(assembly.agent.store.records), "memory has them all"
+    assembly.disk.close()
+
+
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
 def test_a_duplicate_changes_nothing(
@@ -405,7 +435,9 @@ def test_keys_are_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
     assembly.disk.close()
     with pytest.raises(ConfigError, match="`fedkeep agent store rekey"):
         make_agent(tmp_path, store={"budget": 150_000, "key_file": str(keys["one"])})
+    (tmp_path / "a.store.damaged-1").write_bytes(path.read_bytes())
     assert ask("rekey", path, "--new-key-file", keys["one"])[0] == 0
+    assert not [*tmp_path.glob("a.store.damaged-*")], "copies are under no key, or the old one"
     assert ask("rekey", path, "--key-file", keys["one"], "--new-key-file", keys["two"])[0] == 0
     with pytest.raises(ConfigError, match="was encrypted under the key"):
         make_agent(tmp_path, store={"budget": 150_000, "key_file": str(keys["one"])})

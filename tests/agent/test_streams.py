@@ -63,7 +63,7 @@ def test_each_stream_has_its_own_samples_store_and_budget(tmp_path: Path) -> Non
         none = AgentClient(f"{socket}#mill")
         with none, pytest.raises(RejectedError, match="streams pump, hall"):
             none.status()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 120
         with AgentClient(f"{socket}#pump") as pump, AgentClient(f"{socket}#hall") as hall:
             while time.monotonic() < deadline:
                 counts = [client.status().counters.get("seen", 0) for client in (pump, hall)]
@@ -90,11 +90,11 @@ def test_a_kill_costs_no_stream_what_was_stored_and_the_log_names_them(tmp_path:
     with running(tmp_path, "agent.toml") as process:
         socket = str(tmp_path / "a.sock")
         with AgentClient(f"{socket}#hall") as hall:
-            deadline = time.monotonic() + 15
+            deadline = time.monotonic() + 120
             while hall.status().samples < 12 and time.monotonic() < deadline:
                 time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
         assert process.stderr is not None
         said = process.stderr.read()
     assert "[pump] ready: reading lines" in said

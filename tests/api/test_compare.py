@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import fedkeep
 from fedkeep.api import MethodComparison
 from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.core.policy import ScoringContext
 from fedkeep.core.types import Batch, Scores
+from fedkeep.records.tables import sentences
 
 RNG = np.random.default_rng(0)
 Y = RNG.integers(0, 3, 600)
@@ -114,6 +116,38 @@ def test_finished_runs_are_not_run_again_and_can_be_loaded(tmp_path: Path) -> No
     assert "fifo" in again.to_html(tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_a_folder_does_not_pass_off_runs_on_other_samples(tmp_path: Path) -> None:
+    call: dict[str, Any] = {"methods": ["fifo"], **SMALL, "out": tmp_path}
+    fedkeep.compare(X, Y, DEVICE, **call)
+    for other in ((X + 1, Y), (X, Y[::-1])):
+        with pytest.raises(DataError, match="has runs on other samples: choose another folder"):
+            fedkeep.compare(*other, DEVICE, **call)
+    (tmp_path / "samples.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"samples\.npz is damaged"):
+        fedkeep.compare(X, Y, DEVICE, **call)
+
+
+def test_a_policy_of_this_process_is_run_again_as_its_code_may_have_changed(
+    tmp_path: Path,
+) -> None:
+    sign = 1.0
+
+    class Changed(Newest):
+        def score(self, batch: Batch, view: ScoringContext) -> Scores:
+            return sign * view.arrival.astype(np.float64)
+
+    call: dict[str, Any] = {"methods": {"mine": Changed}, **SMALL, "out": tmp_path}
+    newest = finals(fedkeep.compare(X, Y, DEVICE, **call))
+    sign = -1.0
+    assert finals(fedkeep.compare(X, Y, DEVICE, **call)) != newest
+
+
+def test_labels_may_be_a_column_vector() -> None:
+    flat = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], **SMALL)
+    column = fedkeep.compare(X, Y[:, None], DEVICE, methods=["fifo"], **SMALL)
+    assert finals(flat) == finals(column)
+
+
 def test_a_figure_has_a_title_and_named_axes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     figure = fedkeep.compare(X, Y, DEVICE, methods=["fifo", "default"], **SMALL).figure("Pumps")
@@ -185,6 +219,10 @@ class OwnInit(fedkeep.SelectionPolicy):
         ({"y": None}, DataError, "x must be a data set of pairs"),
         ({"y": Y[:9]}, DataError, "y must have one value for each of the 600 samples"),
         ({"y": np.arange(600)}, DataError, "600 different whole numbers, .* say what they are"),
+        ({"x": {"data": X}, "y": None}, DataError, "got a dict: pass its arrays, such as"),
+        ({"x": scipy.sparse.csr_matrix(X)}, DataError, r"got csr_matrix: pass x.toarray\(\)"),
+        ({"devices": 5}, DataError, "the samples have a device each"),
+        ({"learning_rate": "best"}, ConfigError, 'learning_rate must be a number or "own"'),
         ({"x": X * np.nan}, DataError, "sample 0: a feature is missing, NaN or infinite"),
         ({"capacity": 0}, ConfigError, "capacity must be 1 or more, got 0"),
         ({"participation": 2.0}, ConfigError, "participation must be above 0 and at most 1"),
@@ -215,6 +253,14 @@ def test_a_simulation_describes_itself() -> None:
 def test_a_run_that_diverges_is_reported() -> None:
     found = fedkeep.compare(X, Y, DEVICE, methods=["fifo"], learning_rate=1e300, **SMALL)
     assert any("diverged" in note and "lower train.learning_rate" in note for note in found.notes)
+
+
+def test_two_methods_that_both_diverge_are_not_called_equivalent() -> None:
+    call: dict[str, Any] = {"methods": ["fifo", "reservoir"], **SMALL}
+    found = fedkeep.compare(X, Y, DEVICE, learning_rate=1e300, **call)
+    assert found.verdicts == {}
+    assert "equivalent" not in "".join(sentences(found.comparison))
+    assert set(fedkeep.compare(X, Y, DEVICE, **call).verdicts) == {"reservoir"}
 
 
 def test_each_method_at_its_own_rate(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def page(browser: "Browser", complaints: Complaints) -> "Iterator[Page]":
     """A page that fails the test by any complaint it leaves in `complaints`."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     opened = context.new_page()
-    opened.set_default_timeout(15_000)
+    opened.set_default_timeout(60_000)
     complaints.listen(opened)
     yield opened
     context.close()

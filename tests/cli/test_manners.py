@@ -122,7 +122,7 @@ def test_a_fleet_cannot_be_below_a_file() -> None:
         ),
         (
             ("run", "tiny.toml", "--out", "tiny.toml/below"),
-            "Not a directory; choose another with --out",
+            "Not a directory; choose another folder",
         ),
         (("demo", "--out", "tiny.toml"), "cannot keep records in tiny.toml"),
         (("report", "."), "no runs in ."),

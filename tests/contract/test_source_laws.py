@@ -171,7 +171,7 @@ class MqttHarness:
         self._publish([b"nonsense"])
 
     def _publish(self, payloads: list[bytes]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not self._subscribed and time.monotonic() < deadline:
             time.sleep(0.01)
         publish(self._broker, payloads)

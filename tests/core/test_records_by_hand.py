@@ -9,9 +9,9 @@ from fedkeep.core.claims import ClaimAudit
 from fedkeep.core.device import Device, DeviceOptions
 from fedkeep.core.errors import MissingExtraError, optional_import, where
 from fedkeep.core.gist import Gist, GistOptions, NoiseModel, StoreSummary, pooled_mean
-from fedkeep.core.gist.codec import pack, unpack
 from fedkeep.core.gradient_exchange import GistSender, LocalGradients, SharedGist
 from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gradients.codec import pack, unpack
 from fedkeep.core.gradients.fleet import Estimate, IncrementalEstimator, global_estimator
 from fedkeep.core.gradients.layout import whole_layout
 from fedkeep.core.gradients.local import LocalGradientEstimator
@@ -75,8 +75,8 @@ def test_arrivals_far_below_the_declared_count_by_their_share_in_any_unit(rate: 
 def accumulated(*gradients: float) -> GradientAccumulator:
     made = GradientAccumulator(1, 1)
     for gradient in gradients:
-        made._sum += gradient
-        made.counts += 1
+        seen = made.snapshot()
+        made.restore({"sum": seen["sum"] + gradient, "counts": seen["counts"] + 1})
     return made
 
 

@@ -51,7 +51,7 @@ def updates_of(*rows: tuple[float, float]) -> UpdateRows:
 
 
 def content(updates: UpdateRows) -> FloatArray:
-    return np.concatenate([group.copy() for _, group in updates.row_groups()])
+    return np.concatenate([block.copy() for _, block in updates.column_blocks()], axis=1)
 
 
 # Lengths
@@ -248,6 +248,17 @@ def test_a_round_teaches_the_lengths_and_names_the_gradients_that_were_dropped()
     reports |= {5: report(RIGHT, (1.0, 0.0)), 6: report(RIGHT)}
     assert pipeline.merge(MODEL, reports).dropped_gradients == [5]
     assert pipeline.snapshot()["usual.lengths"].tolist() == [1.0] * 7
+
+
+@pytest.mark.parametrize(("ratio", "longest"), [(2.0, 2.0), (1.0, 1.0)])
+def test_a_long_gradient_is_clipped_to_a_multiple_of_the_median(
+    ratio: float, longest: float
+) -> None:
+    pipeline = UpdatePipeline(RobustMean(gradient_ratio=ratio), Limits())
+    reports = {device: report(RIGHT, (-1.0, 0.0)) for device in range(5)}
+    reports[5] = report(RIGHT, (-9.0, 0.0))
+    clipped = pipeline.clip_gradients(reports, lambda _: 1.0)
+    assert [float(np.linalg.norm(g)) for g, _ in clipped.values()] == [1.0] * 5 + [longest]
 
 
 def test_a_plan_sets_the_most_that_a_gradient_counts() -> None:

@@ -9,7 +9,7 @@ from fedkeep.config.device import build_device
 from fedkeep.config.method import FleetSpec, parse_fleet, parse_method
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.gradients.codec import Encoding, pack, unpack
 from fedkeep.core.gradients.layout import sketched_layout
 from fedkeep.core.screening import Limits, screen_sketch
 from fedkeep.core.server import Server

@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedkeep.config.experiment import resolve
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.gradients import GradientAccumulator
+from fedkeep.core.gradients.codec import Encoding, pack, unpack
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.policies.ode import Ode
 from fedkeep.core.protocols import FleetLearner
@@ -18,7 +20,7 @@ from fedkeep.learn.models import learner_for
 
 LABELS = 5
 PARTICIPATIONS = 400
-"""Of a real device; ten thousand of the arithmetic alone are further below."""
+"""Of a real device; ten thousand of gist and window alone are further below."""
 
 
 def device(learner: FleetLearner, gist: GistOptions, shape: tuple[int, ...]) -> Device:
@@ -52,7 +54,7 @@ def test_the_sketch_of_a_gist_is_the_gist_of_sketches(
     learner = learner_for(model, shape, LABELS, **options)
     whole_options = GistOptions(mode)  # type: ignore[arg-type]
     whole = device(learner, whole_options, shape)
-    sketched = device(learner, replace(whole_options, rank=4), shape)
+    sketched = device(learner, replace(whole_options, rank=4, encoding="float32"), shape)
     assert sketched.gist is not None
     assert whole.gist is not None
     layout = sketched.gist.layout
@@ -86,7 +88,7 @@ def test_at_full_rank_a_sketched_gist_is_the_whole_one() -> None:
     learner = learner_for("mlp", (60,), LABELS, hidden=[40])
     reports = []
     for rank in (None, 60):
-        one = device(learner, GistOptions("local", rank=rank), (60,))
+        one = device(learner, GistOptions("local", rank=rank, encoding="float32"), (60,))
         for round_ in range(3):
             one.observe(batch((60,), round_), float(round_))
             order = TrainOrder(
@@ -122,22 +124,71 @@ def test_what_a_policy_scores_by_cannot_be_a_sketch() -> None:
         )
 
 
-@pytest.mark.parametrize(("encoding", "error"), [("int8", 0.02), ("int4", 0.35)])
+@pytest.mark.parametrize(("encoding", "error"), [("int8", 0.03), ("int4", 0.4)])
 def test_rounding_does_not_add_up_over_ten_thousand_participations(
     encoding: Encoding, error: float
 ) -> None:
-    rng = np.random.default_rng(0)
-    target = rng.standard_normal(256).astype(np.float32)
-    kept, exact = np.zeros(256, dtype=np.float32), np.zeros(256)
+    """m in few bits, from a window in 16, stays beside the same in float32."""
+    learner = learner_for("mlp", (20,), LABELS, hidden=[12])
+    probe = learner.probe(learner.initial(0))
+    options = GistOptions("local", rank=1, encoding=encoding)
+    layout = options.layout(learner)
+    assert not layout.whole
+    came = [batch((20,), seed, n=6) for seed in range(16)]
+    measured = [probe.measure(arrivals) for arrivals in came]
+    short, wide = (
+        GradientAccumulator(layout.size, LABELS, layout=layout, encoding=kept)
+        for kept in (options.window_encoding, "float32")
+    )
+    exact_means = []
+    for gradients, arrivals in zip(measured, came, strict=True):
+        wide.clear()
+        wide.add(gradients, arrivals.y)
+        exact_means.append(wide.mean(0.2))
+    kept, exact = (np.zeros(layout.size, dtype=np.float32) for _ in range(2))
     errors = []
     for change in range(10_000):
-        seen = target + rng.standard_normal(256).astype(np.float32)
-        exact = 0.8 * exact + 0.2 * seen
-        kept = unpack(pack(0.8 * kept + 0.2 * seen, encoding, change), 256)
-        errors.append(np.linalg.norm(kept - exact) / np.linalg.norm(target))
-    assert np.mean(errors[-100:]) < error
+        one = change % 16
+        short.clear()
+        short.add(measured[one], came[one].y)
+        kept = unpack(pack(0.8 * kept + short.mean(0.2), encoding, change), layout.size)
+        exact = np.float32(0.8) * exact + exact_means[one]
+        errors.append(np.linalg.norm(kept - exact) / np.linalg.norm(exact))
+    assert np.mean(errors[-1000:]) < error
     # No drift: the last thousand are no worse than the first.
     assert np.mean(errors[-1000:]) < 1.1 * np.mean(errors[100:1100])
+
+
+def test_a_sketch_is_kept_in_eight_bits_unless_something_else_is_said() -> None:
+    assert GistOptions("local", rank=4).used_encoding == "int8"
+    assert GistOptions("local", rank=4, encoding="float32").used_encoding == "float32"
+    assert GistOptions("local").used_encoding == "float32"
+    digests = [
+        resolve({"task": {"name": "demo"}, "gist": {"mode": "local", **gist}}).digest()
+        for gist in ({"rank": 4}, {"rank": 4, "encoding": "int8"}, {}, {"encoding": "float32"})
+    ]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [("mlp", (900,)), ("traffic-cnn", (3, 64)), ("mlp", (525,))]
+)
+def test_m_and_window_take_a_twentieth_of_what_whole_gists_took(
+    model: str, shape: tuple[int, ...]
+) -> None:
+    learner = learner_for(model, shape, LABELS)
+    assert learner.gradient_size > 50_000
+    one = device(learner, GistOptions("shared", rank="auto"), shape)
+    assert one.gist is not None
+    for round_ in range(2):
+        one.observe(batch(shape, round_), float(round_))
+        fleet = np.ones(one.gist.size, dtype=np.float32)
+        one.participate(TrainOrder(round_, learner.initial(1), fleet, LocalTraining(0.01, 2), None))
+    one.observe(batch(shape, 5), 5.0)
+    parts = ("gist.", "window.", "direction")
+    kept = sum(array.nbytes for key, array in one.snapshot().items() if key.startswith(parts))
+    # m and G in float32, the window's sum in float64.
+    assert kept < (4 + 4 + 8) * learner.gradient_size / 20
 
 
 @pytest.mark.parametrize("mode", ["local", "shared"])

@@ -19,6 +19,8 @@ from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.types import FloatArray, Report, Vector
 
 PARAMETERS, DEVICES = 200, 9
+LAST = 130
+"""Parameters of the last layer, which alone local gradients are of."""
 Played = tuple[MergedReports, UpdateStatistics]
 
 
@@ -30,7 +32,7 @@ def reports(round_: int, parameters: int = PARAMETERS) -> dict[int, Report]:
     for device in range(DEVICES):
         update = 0.5 * way + draw.standard_normal(parameters)
         update *= {3: -1.0, 5: 7.0}.get(device, 1.0)
-        gradient = (-update if device % 2 else update).astype(np.float32)
+        gradient = (-update if device % 2 else update).astype(np.float32)[-LAST:]
         model = np.full(parameters, 0.3, dtype=np.float32) + update.astype(np.float32)
         found[device] = Report(round_, model, 1.0 + device, 1 + device, 1, gradient, 4)
     return found
@@ -40,6 +42,7 @@ def make_parts_of(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every model as a huge one."""
     monkeypatch.setattr(rows, "_WHOLE", 0)
     monkeypatch.setattr(rows, "_AT_ONCE", numbers)
+    monkeypatch.setattr(rows, "_LEAST_WIDTH", 1)
 
 
 def played(rule: Aggregator) -> Played:
@@ -99,7 +102,7 @@ def test_a_large_merge_takes_less_memory_than_its_updates(
     rule: Aggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = 100_000
-    make_parts_of(1, monkeypatch)  # one row at a time, as of a huge model
+    make_parts_of(10_000, monkeypatch)
     sent = reports(0, parameters)
     model: Vector = np.full(parameters, 0.3, dtype=np.float32)
     updates = 8 * parameters * DEVICES

@@ -165,7 +165,7 @@ GOOD = {"x": np.zeros((4, 2)), "y": np.array([0, 1, 0, 1]), "device": np.array([
         ({"y": np.array([0, 1, np.nan, 1])}, "sample 2: label 'nan' is neither"),
         ({"y": np.zeros((4, 2))}, "label must be one value a sample"),
         ({"y": np.array(["a", "b", "", "c"])}, "sample 2: label '' is neither"),
-        ({"x": np.zeros((0, 2)), "y": np.zeros(0), "device": np.zeros(0)}, "holds no sample"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0), "device": np.zeros(0)}, "there is no sample in"),
         ({"test": np.array([0, 1, 0, 7])}, "sample 3: test must be 0 or 1, got '7'"),
         ({"test": np.array([1, 1, 0, 0])}, "device 0 has no training sample"),
         ({"y": np.array([0, {}, 1, 1], dtype=object)}, "Python objects"),
@@ -204,10 +204,10 @@ def test_a_wrong_npz_is_refused(change: dict[str, Any], message: str) -> None:
             "at looks like a time since 1970, .*: set time = 'at'",
         ),
         (HEADER, [",1,1,1", "k,1,1,1"], "line 2: device '' is neither"),
-        (HEADER, [], "holds no sample"),
+        (HEADER, [], "there is no sample in"),
         ("device,label,a, a\n", ["k,1,1,1"], "2 columns called 'a'"),
-        ("device,label,a,test\n", ["k,1,1,0", "k,0,1,0"], "leaves no sample for testing"),
-        ("device,label,a,test\n", ["k,1,1,1", "k,0,1,1"], "leaves no sample for training"),
+        ("device,label,a,test\n", ["k,1,1,0", "k,0,1,0"], "there is no sample for testing in"),
+        ("device,label,a,test\n", ["k,1,1,1", "k,0,1,1"], "there is no sample for training in"),
         ("", [], "is empty: its first line must name the columns"),
     ],
     ids=lambda v: v if isinstance(v, str) and " " in v else "",
@@ -261,7 +261,7 @@ def test_a_file_that_is_not_there_or_not_known_is_refused() -> None:
 
 def test_a_csv_in_another_encoding_is_refused() -> None:
     Path("mine.csv").write_bytes("device,label,a\nküche,1,1\n".encode("latin-1"))
-    with pytest.raises(DataError, match="cannot be read as CSV in UTF-8"):
+    with pytest.raises(DataError, match="is not text in UTF-8"):
         Custom(path="mine.csv").load(seed=0)
 
 

@@ -95,11 +95,11 @@ def test_dirichlet_gets_more_even_with_alpha() -> None:
         ({"name": "dirichlet", "alpha": 0}, "alpha must be above 0, got 0"),
         (
             {"name": "dirichlet", "alpha": "much"},
-            "'partition.alpha' cannot be 'much': expected 'float'",
+            "'partition.alpha' cannot be 'much': expected a number",
         ),
         (
             {"name": "dirichlet", "devices": 2.5},
-            "'partition.devices' cannot be 2.5: expected 'int'",
+            "'partition.devices' cannot be 2.5: expected a whole number",
         ),
         ({"name": "labels", "devices": 0}, "devices must be 1 or more, got 0"),
     ],

@@ -52,7 +52,7 @@ def test_a_camera_with_daily_limits(tmp_path: Path) -> None:
 
 def settled(client: AgentClient, folder: Path) -> Status:
     """Waits until every picture has its fate and the day's bytes are spent."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         status = client.status()
         if not list((folder / "pictures").rglob("*.jpg")) and "daily_bytes" in status.uploads:

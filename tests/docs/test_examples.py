@@ -39,7 +39,7 @@ def fed_to_the_agent(records: str, folder: Path) -> dict[str, int]:
         assert agent.stdin is not None
         agent.stdin.write(records)
         agent.stdin.close()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             time.sleep(0.2)
             with contextlib.suppress(AgentUnreachableError):
@@ -51,7 +51,7 @@ def fed_to_the_agent(records: str, folder: Path) -> dict[str, int]:
         return {"seen": counts["seen"], "refused": refused}
     finally:
         agent.terminate()
-        agent.wait(30)
+        agent.wait(120)
 
 
 def test_a_meter_with_regression_in_simulation_and_on_a_device(tmp_path: Path) -> None:

@@ -24,7 +24,15 @@ PUBLIC = {
         "load_records",
         "simulate",
     ],
-    "fedkeep.advice": ["Advice", "advise"],
+    "fedkeep.advice": [
+        "Advice",
+        "BytePlan",
+        "KeptBytes",
+        "StorePlan",
+        "advise",
+        "kept_bytes",
+        "spend_bytes",
+    ],
     "fedkeep.cli": ["main"],
     "fedkeep.core.gist": [
         "Correction",

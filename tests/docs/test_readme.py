@@ -46,10 +46,10 @@ def test_tables_are_those_of_the_results(page: Path) -> None:
     )
 
 
-def test_every_table_is_on_a_page_and_the_readme_has_six() -> None:
+def test_every_table_is_on_a_page_and_the_readme_has_five() -> None:
     shown = {found[1] for page in PAGES for found in MARKED.findall(page.read_text("utf-8"))}
     assert shown == set(TABLES)
-    expected = ["results", "results-counts", "costs", "bytes-verdict"]
+    expected = ["results-short", "costs", "bytes-verdict"]
     expected += ["paper-table2", "paper-came-back"]
     assert [found[1] for found in MARKED.findall(README)] == expected
 

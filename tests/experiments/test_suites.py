@@ -21,7 +21,7 @@ from lab.findings import (
 )
 from lab.opening import candidates, opening
 from lab.overview import better_buys_table, leads_table
-from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, run_suite
+from lab.suite import Contest, PlannedRun, Suite, next_runs, read_suite, recount, run_suite
 from msgspec.structs import replace
 
 import fedkeep
@@ -378,6 +378,24 @@ def test_bytes_at_rest_and_the_equivalent_fifo_size(tmp_path: Path) -> None:
     assert table["worth"] == {"gist-local": {"5": 50, "50": None}}
 
 
+def test_runs_that_another_suite_counted_are_counted_anew(tmp_path: Path) -> None:
+    text = SUITE.split("[[stages]]", maxsplit=1)[0] + (
+        '[[stages]]\ntasks = ["small"]\nmethods = ["gist-local"]\nseeds = [0, 1]\n'
+        'settings = { "storage.capacity" = [5] }\n'
+    )
+    found, curves = suite(tmp_path, text), Curves(tmp_path / "curves")
+    row = Contest("small", "gist-local", (("storage.capacity", 5),))
+    runs = found.reported(row, 1.0, (0, 1))
+    tell(curves, runs[1:], 0.7)
+    early = replace(made_up(runs[0], 0.6), bytes_at_rest=1840)
+    curves.add("a-task-of-another-suite", early)
+    assert recount(found, curves) == 1
+    reread = Curves(tmp_path / "curves")
+    counts = [curve.bytes_at_rest for run in runs if (curve := reread.find(run.digest))]
+    assert counts == [bytes_at_rest(runs[0].cell.experiment)] * 2
+    assert recount(found, reread) == 0
+
+
 def test_a_gist_is_counted_with_its_vector() -> None:
     table = {
         "task": {"name": "demo"},
@@ -390,7 +408,7 @@ def test_a_gist_is_counted_with_its_vector() -> None:
     for gist, vector in (
         ({"name": "none"}, 0),
         ({"name": "local"}, (4 + 8) * parameters + notes),
-        (packed, parameters + 5 * 4 + 8 * parameters + notes),
+        (packed, parameters + 5 * 4 + 2 * parameters + 2 * 4 + notes),
     ):
         samples = 10 * (30 * 4 + META_BYTES) + shares(10)
         assert bytes_at_rest(resolve(table | {"gist": gist})) == samples + vector

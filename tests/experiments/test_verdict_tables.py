@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from lab.curves import Curve, ExperimentSummary, write_summary
 from lab.findings import Interval
-from lab.readme import paper_speedups, paper_table
+from lab.names import STREAMS
+from lab.readme import (
+    median_in_words,
+    paper_speedups,
+    paper_table,
+    results_table,
+    short_results_table,
+)
 from lab.results import Paper, Results
 from lab.verdict_tables import (
     _verdict,
@@ -80,8 +87,25 @@ def test_streams_are_counted_by_the_sign_of_their_interval() -> None:
     }
     streams = {"in time order": {"a": "", "b": "", "d": "", "gone": ""}, "shuffled": {"c": ""}}
     first, second = counts_table(arena, streams).splitlines()[-2:]
-    assert first.endswith("| not run | not run | not run | better 2, undecided 1, worse 0 |")
-    assert second.endswith("better 0, undecided 0, worse 1 |")
+    assert first.endswith("| better 2, undecided 1, worse 0 | not run | not run | not run |")
+    assert "| better 0, undecided 0, worse 1 |" in second
+
+
+def test_a_kind_of_stream_is_its_median_and_its_signs() -> None:
+    leads = [[2.0, 1.0], [0.5, 1.0], [-3.0, 1.0], [9.0, None]]
+    assert median_in_words(leads, 4) == "+1.2; better 1, worse 1"
+    assert median_in_words(leads[:3], 4) == "+0.5; better 1, worse 1 of 3"
+    assert median_in_words([], 4) == "not run"
+
+
+def test_the_short_table_has_rows_of_the_whole_one_and_a_row_for_each_other_kind() -> None:
+    results = EXPERIMENTS / "results"
+    rows = short_results_table(EXPERIMENTS, results).splitlines()[2:]
+    whole = results_table(EXPERIMENTS, results).splitlines()
+    first, *others = STREAMS
+    assert rows[: -len(others)] == whole[3 : 3 + len(rows) - len(others)]
+    assert whole[2].startswith(f"| *{first}* |")
+    assert [row.split("*")[1] for row in rows[-len(others) :]] == others
 
 
 def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
@@ -91,8 +115,8 @@ def test_bytes_are_ahead_only_beyond_both_intervals() -> None:
     ]
     rows += [("u", [70.0, None], [80.0, 1.0])]
     words = bytes_sentence(rows)
-    assert "by 3 comparisons on 2 tasks: the best store with a gist is ahead in 1" in words
-    assert "the best without one in 1, and the intervals overlap in 1." in words
+    assert words.startswith("3 comparisons on 2 tasks,")
+    assert "the best store with a gist is ahead in 1, the best without one in 1, and in 1" in words
 
 
 def test_old_rows_are_called_preliminary() -> None:

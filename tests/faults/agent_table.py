@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.faults import agent_limits, light, torn
+from tests.faults import agent_limits, agents, light, torn
 from tests.faults.corruption import FORMS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.hostile import KINDS, besiege
@@ -64,6 +64,22 @@ def light_power(_folder: Path, scale: float) -> Row:
         "0 acknowledged lost, 0 wrong",
         text,
         not found.lost + found.wrong,
+    )
+
+
+def agents_power(folder: Path, scale: float) -> Row:
+    found = []
+    for number, kind in enumerate(agents.KINDS):
+        (folder / str(number)).mkdir()
+        part = agents.try_power_cuts(kind, folder / str(number), 120, int(2000 * scale))
+        found.append(part)
+    states, lost = sum(part.states for part in found), sum(part.lost for part in found)
+    wrong = sum(part.wrong for part in found)
+    return (
+        "power loss under whole agents: files, labels that come later, rules, erasures",
+        "0 acknowledged lost, 0 wrong",
+        f"{states} crash states, {lost} lost, {wrong} with something wrong or erased in them",
+        not lost + wrong,
     )
 
 
@@ -202,8 +218,8 @@ def soaking(folder: Path, scale: float) -> Row:
 
 
 ROWS: tuple[Callable[[Path, float], Row], ...] = (
-    kills, power, light_kills, light_power, torn_blocks, resizing, torn_moves, sieges, budget, full,
-    corruption, reopening, erasing, acknowledging, soaking,
+    kills, power, light_kills, light_power, agents_power, torn_blocks, resizing, torn_moves,
+    sieges, budget, full, corruption, reopening, erasing, acknowledging, soaking,
 )  # fmt: skip
 
 

@@ -15,8 +15,13 @@ def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Meas
     """Measures the rows of the command line, writes the page; exits 1 if one misses its target."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument(
-        "--quick", action="store_true", help="a twentieth of everything, to see that it runs"
+        "--quick",
+        dest="scale",
+        action="store_const",
+        const=0.05,
+        help="a twentieth of everything, to see that it runs",
     )
+    parser.add_argument("--scale", type=float, default=1.0, help="a share of everything, to 1")
     parser.add_argument("--out", type=Path, default=out)
     parser.add_argument(
         "--only",
@@ -33,7 +38,7 @@ def write_page(out: Path, title: str, about: str, rows: Sequence[tuple[str, Meas
         if options.only and name not in options.only:
             continue
         start = time.monotonic()
-        what, target, found, met = measure(0.05 if options.quick else 1.0)
+        what, target, found, met = measure(options.scale)
         missed = missed or not met
         print(f"{what:60} {found}  [{time.monotonic() - start:.0f} s]", flush=True)
         verdict = "met" if met else "**missed**"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import light, torn
+from tests.faults import agents, light, torn
 from tests.faults.corruption import KINDS, try_corruptions
 from tests.faults.full_disk import try_every_call
 from tests.faults.kills import POINTS, try_kills
@@ -27,6 +27,14 @@ def test_samples_committed_alone_survive_kills_and_power_cuts(tmp_path: Path) ->
     assert (killed.tried, killed.lost, killed.wrong) == (25, 0, 0)
     cut = light.try_power_cuts(steps=120, states=200)
     assert (cut.tried, cut.lost, cut.wrong) == (200, 0, 0)
+
+
+@pytest.mark.parametrize("kind", agents.KINDS)
+def test_power_cuts_cost_no_file_no_late_label_and_nothing_that_a_rule_holds(
+    kind: str, tmp_path: Path
+) -> None:
+    losses = agents.try_power_cuts(kind, tmp_path, steps=60, states=120)
+    assert (losses.states, losses.lost, losses.wrong) == (120, 0, 0)
 
 
 def test_resizing_loses_nothing(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def agent_answers(socket: Path) -> bool:
     from fedkeep.protocol.client import AgentClient, AgentUnreachableError
 
     try:
-        with AgentClient(str(socket), timeout=10) as agent:
+        with AgentClient(str(socket), timeout=60) as agent:
             return agent.status().samples > 0
     except AgentUnreachableError:
         return False

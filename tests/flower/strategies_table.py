@@ -84,13 +84,17 @@ def row(strategy: str, mod: str, found: dict[str, Any]) -> tuple[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", help="these strategies and mods alone; no table")
+    parser.add_argument(
+        "--only", nargs="*", help="these strategies and mods alone; the page keeps its other rows"
+    )
     only = parser.parse_args().only
-    lines, failed = [], 0
+    lines, failed = dict[tuple[str, str], str](), 0
     with TemporaryDirectory() as folder:
         deployment = AsStartedByFlower(Path(folder) / "fleet", port=free_port(), insecure=True)
         with LocalFleet(deployment) as fleet:
             fleet.environment["RAY_worker_niceness"] = "0"  # 15 by default: others starve it
+            # A Ray that was killed leaves its address there, and the next would wait for it.
+            fleet.environment["RAY_TMPDIR"] = folder
             fleet.start_superlink()
             for number, (strategy, mod) in enumerate(combinations()):
                 if only and not {strategy, mod} & set(only):
@@ -98,17 +102,29 @@ def main() -> int:
                 found = played(fleet, strategy, mod, Path(folder) / f"{number}.json")
                 line, right = row(strategy, mod, found)
                 print(line, flush=True)
-                lines.append(line)
+                lines[strategy, mod] = line
                 failed += not right
-    if not only:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-        head = f"flwr {version('flwr')}, by `python -m tests.flower.strategies_table`:\n\n"
-        head += (
-            "| strategy | mod | gradients in rounds 1, 2, 3 | accuracy | |\n|---|---|---|---|---|"
-        )
-        table = "\n".join([START, head, *lines, ""])
-        PAGE.write_text(before + table + END + rest.partition(END)[2], encoding="utf-8")
+                write_table(lines, PAGE)  # a run that is interrupted leaves what it has played
     return min(failed, 1)
+
+
+def write_table(lines: dict[tuple[str, str], str], page: Path) -> None:
+    """Write these rows into the page, among those of other runs, in the order of `combinations`."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(START)
+    table, _, after = rest.partition(END)
+    earlier = [line for line in table.splitlines() if line.startswith("| ")]
+    rows = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in earlier}
+    rows |= lines
+    listed = [rows[each] for each in combinations() if each in rows]
+    missing = len(combinations()) - len(listed)
+    head = (
+        f"flwr {version('flwr')}, by `python -m tests.flower.strategies_table` (`make flower-long`)"
+    )
+    head += f"; {missing} not run yet:" if missing else ":"
+    head += (
+        "\n\n| strategy | mod | gradients in rounds 1, 2, 3 | accuracy | |\n|---|---|---|---|---|"
+    )
+    page.write_text(before + "\n".join([START, head, *listed, END]) + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """An existing app, FedAvg and torch and all, adopts fedkeep by a Keeper and a wrapper."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,45 @@ def test_a_keepers_file_of_another_form_is_refused_in_a_sentence(tmp_path: Path)
         opened(directory=str(tmp_path))
 
 
+def wider() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.ReLU(), torch.nn.Linear(9, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "changed"),
+    [(net, {"last_layers": 1}), (net, {"policy": "ode"}), (wider, {})],
+    ids=["last_layers", "policy", "model"],
+)
+def test_a_keeper_opened_for_another_model_says_how_to_begin_anew(
+    tmp_path: Path, make: Any, changed: dict[str, Any]
+) -> None:
+    context = make_node(0, make_app(), {}).context
+    with Keeper.open(context, net, 9, directory=str(tmp_path)) as keeper:
+        keeper.offer(*arrivals(0, 0))
+        keeper.sync(ArrayRecord(net().state_dict()))
+    (file,) = tmp_path.iterdir()
+    with pytest.raises(ConfigError, match=f"does not fit the model .* delete {file} to begin anew"):
+        Keeper.open(context, make, 9, directory=str(tmp_path), **changed)
+    file.unlink()
+    assert Keeper.open(context, make, 9, directory=str(tmp_path), **changed).status().stored == 0
+
+
+def test_two_keepers_of_one_app_are_told_apart_or_refused(tmp_path: Path) -> None:
+    context = make_node(0, make_app(), {}).context
+    for keepers in ("one", "two"):
+        with (
+            Keeper.open(context, net, 9, directory=str(tmp_path / "a")) as first,
+            Keeper.open(context, wider, 6, directory=str(tmp_path / "b")) as second,
+        ):
+            for keeper in (first, second):
+                keeper.offer(*arrivals(0, 0))
+        assert (first.status().stored, second.status().stored) == (9, 6), keepers
+    with Keeper.open(context, net, 9) as keeper:
+        keeper.offer(*arrivals(0, 0))
+    with pytest.raises(ConfigError, match="if an app has several keepers, give each a directory="):
+        Keeper.open(context, wider, 6)
+
+
 def test_a_model_with_one_output_is_refused_in_a_sentence() -> None:
     with (
         opened(make=lambda: torch.nn.Linear(5, 1)) as keeper,
@@ -450,6 +490,41 @@ def test_the_documented_app_learns_with_a_class_and_corrections() -> None:
     assert float((model(torch.tensor(x)).argmax(1).numpy() == y).mean()) > 0.8
     assert corrected[:4] == ["none"] * 4, "nothing is known before the first model"
     assert corrected[-4:] == ["on"] * 4
+
+
+def test_the_lines_of_the_readme_are_an_app_that_learns() -> None:
+    """With a class, a loader of torch's, and arrivals as numpy makes them: float64."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.S) if "Keeper.open" in b)
+    pasted: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), pasted)
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        model = Net()
+        model.load_state_dict(msg.content.array_records["arrays"].to_torch_state_dict())
+        x, y = arrivals(context.node_id, int(str(msg.content["config"]["server-round"])))
+        new = x.astype(np.float64), y
+        samples, keeper = pasted["samples_for"](msg, context, Net, new, model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for features, labels in torch.utils.data.DataLoader(samples, batch_size=16):
+            optimizer.zero_grad()
+            torch.autograd.backward(torch.nn.functional.cross_entropy(model(features), labels))
+            optimizer.step()
+        metrics = MetricRecord({"num-examples": len(samples)})
+        content: dict[str, Any] = {"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}
+        return Message(RecordDict({**content, **keeper.records()}), reply_to=msg)
+
+    torch.manual_seed(0)
+    grid, arrays = make_grid(app), ArrayRecord(Net().state_dict())
+    result = pasted["strategy"].start(grid, arrays, num_rounds=8)
+    metrics = result.train_metrics_clientapp[8]
+    assert (metrics["keeper-errors"], metrics["keeper-estimates"]) == (0, 4)
+    model = Net()
+    model.load_state_dict(result.arrays.to_torch_state_dict())
+    x, y = arrivals(99, 99, 600)
+    assert float((model(torch.tensor(x)).argmax(1).numpy() == y).mean()) > 0.8
 
 
 def test_a_device_whose_loss_rises_three_times_stops_correcting_and_says_so(

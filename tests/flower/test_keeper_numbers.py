@@ -95,7 +95,7 @@ def test_edges_go_with_one_number_and_a_loss(tmp_path: Path) -> None:
     context = new_context()
     with opened(context, tmp_path, edges=EDGES) as keeper:
         keeper.offer(*readings(0))
-    with pytest.raises(ConfigError, match="saved with 3 intervals or classes, and edges make 2"):
+    with pytest.raises(ConfigError, match="3 intervals or classes, and edges make 2"):
         opened(context, tmp_path, edges=(0.0,))
 
 

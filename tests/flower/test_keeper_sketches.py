@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.gist.codec import PackedVector, pack, unpack
+from fedkeep.core.gradients.codec import PackedVector, pack, unpack
 from fedkeep.flower import Keeper, KeeperStrategy
 from fedkeep.flower.keeper_records import (
     GRADIENT,

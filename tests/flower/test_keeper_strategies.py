@@ -31,6 +31,7 @@ from fedkeep.flower.keeper_records import (
 )
 from fedkeep.records import Evaluation, Round, read_run
 from tests.flower.in_process import InProcessGrid, make_node
+from tests.flower.strategies_table import combinations, write_table
 
 NODES, FEATURES, LABELS = 6, 4, 3
 
@@ -378,3 +379,99 @@ def test_a_keeper_rejects_a_server_of_another_version(version: int | None, words
         keeper.offer(*arrivals(0, 0))
         with pytest.raises(RejectedError, match=f"the server speaks {words} .* install the same"):
             keeper.sync(message)
+
+
+def drop_metrics(content: RecordDict) -> None:
+    del content["metrics"]
+
+
+def rename_weight(content: RecordDict) -> None:
+    content["metrics"] = MetricRecord({"n": 3})
+
+
+def drop_arrays(content: RecordDict) -> None:
+    content.pop("arrays", None)
+
+
+def add_arrays(content: RecordDict) -> None:
+    content["more"] = ArrayRecord({"a": Array(np.ones(3, dtype=np.float32))})
+
+
+def list_loss(content: RecordDict) -> None:
+    content["metrics"] = MetricRecord({"num-examples": 3, "train-loss": [0.1, 0.2]})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop_metrics, "it lacks 'num-examples' in 'metrics', 'train-loss' in 'metrics'"),
+        (rename_weight, "it alone has 'n' in 'metrics'"),
+        (drop_arrays, "it lacks 'bias' in 'arrays', 'weight' in 'arrays'"),
+        (add_arrays, "it alone has 'a' in 'more'"),
+        (list_loss, "it alone has 'train-loss, 2 numbers' in 'metrics'"),
+    ],
+)
+def test_a_reply_of_another_form_than_most_is_rejected_and_does_not_end_the_run(
+    change: Callable[[RecordDict], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make_app()
+
+    def odd(msg: Message, context: Context) -> Message:
+        reply = app(msg, context)
+        if context.node_id == 1001 and "arrays" in reply.content:
+            change(reply.content)
+        return reply
+
+    result = play(KeeperStrategy(FedAvg()), odd)
+    last = result.train_metrics_clientapp[3]
+    assert (last["keeper-rejected"], last["keeper-estimates"]) == (1, NODES - 1)
+    assert "device 1001 rejected: wrong-records: " in caplog.text
+    assert words in caplog.text
+    assert float(str(result.evaluate_metrics_clientapp[3]["accuracy"])) > 0.6
+
+
+def test_an_evaluation_of_another_form_does_not_end_the_run() -> None:
+    app = make_app()
+
+    def odd(msg: Message, context: Context) -> Message:
+        reply = app(msg, context)
+        if context.node_id == 1001 and "arrays" not in reply.content:
+            reply.content["metrics"] = MetricRecord({"hello": 1.0})
+        return reply
+
+    result = play(KeeperStrategy(FedAvg()), odd)
+    assert float(str(result.evaluate_metrics_clientapp[3]["accuracy"])) > 0.6
+
+
+def test_what_no_reply_has_is_the_strategys_own_mistake() -> None:
+    with pytest.raises(Exception, match="Missing required key `n`"):
+        play(KeeperStrategy(FedAvg(weighted_by_key="n")), make_app())
+
+
+def test_a_round_in_which_no_reply_has_examples_merges_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = make_app()
+
+    def empty(msg: Message, context: Context) -> Message:
+        reply = app(msg, context)
+        if "arrays" in reply.content:
+            reply.content.metric_records["metrics"]["num-examples"] = 0
+        return reply
+
+    result = play(KeeperStrategy(FedAvg(fraction_evaluate=0.0)), empty)
+    assert result.train_metrics_clientapp[3]["keeper-estimates"] == NODES
+    assert caplog.text.count("every reply has num-examples = 0") == 1
+    assert not result.arrays, "nothing was merged"
+
+
+def test_a_part_of_the_long_form_keeps_the_rows_that_it_did_not_play(tmp_path: Path) -> None:
+    page, rest = tmp_path / "page.md", "# Page\n\n{}\nafter\n"
+    page.write_text(rest.format("<!-- strategies -->\n<!-- end of strategies -->"))
+    first = {("FedAvg", ""): "| FedAvg |  | 0 | 0.5 | right |"}
+    write_table(first | {("Krum", ""): "| Krum |  | 0 | 0.6 | right |"}, page)
+    write_table({("FedAvg", ""): "| FedAvg |  | 6 | 0.9 | right |"}, page)
+    found = [line for line in page.read_text().splitlines() if line.startswith(("| Fed", "| Kr"))]
+    assert found == ["| FedAvg |  | 6 | 0.9 | right |", "| Krum |  | 0 | 0.6 | right |"]
+    assert f"; {len(combinations()) - 2} not run yet:" in page.read_text()
+    assert page.read_text().endswith("<!-- end of strategies -->\nafter\n")

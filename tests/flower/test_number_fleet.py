@@ -72,7 +72,7 @@ def agent(folder: Path, number: int) -> Iterator[Path]:
     (folder / "in.jsonl").write_text("".join(json.dumps({"x": a, "y": b}) + "\n" for a, b in rows))
     (folder / "agent.toml").write_text(AGENT)
     with running(folder, "agent.toml"):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             with AgentClient(str(folder / "a.sock")) as client:
                 if client.status().counters.get("seen") == 200:

@@ -97,7 +97,7 @@ class Deployed:
         self.fleet.kill(f"agent-{number}")
         self.killed[number] += 1
         start_agent(self.fleet, number, NODES, rate=RATE)
-        wait_until(partial(agent_answers, self.sockets[number]), 60, "the agent's return")
+        wait_until(partial(agent_answers, self.sockets[number]), 120, "the agent's return")
         after = self._status(number)
         assert after.samples >= before.samples - 1
         assert after.counters["kept"] >= before.counters["kept"]
@@ -111,7 +111,7 @@ class Deployed:
         ]
 
     def _status(self, number: int) -> Status:
-        with AgentClient(str(self.sockets[number]), timeout=30) as agent:
+        with AgentClient(str(self.sockets[number]), timeout=60) as agent:
             return agent.status()
 
 

@@ -52,8 +52,13 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
     )
     try:
         wait_until(lambda: round_() >= 1, 240, "the first round")
-        with urlopen(f"http://127.0.0.1:{page}/", timeout=10) as answer:
+        with urlopen(f"http://127.0.0.1:{page}/", timeout=60) as answer:
             assert b"fedkeep" in answer.read()
+        os.kill(fleet.running()["superlink"], signal.SIGKILL)
+        wait_until(lambda: fleet.services()["superlink"].restarts == 1, 120, "another SuperLink")
+        assert "started again once; it was killed by signal 9" in fedkeep("status", root)
+        killed = round_()
+        wait_until(lambda: round_() >= killed + 1, 240, "a round behind the new SuperLink")
         before = fleet.running()
         for name in ("server", "agent-1"):
             os.kill(before[name], signal.SIGKILL)
@@ -74,4 +79,4 @@ def test_a_first_fleet_survives_what_it_is_told_to(tmp_path: Path) -> None:
     assert rounds == list(range(1, len(rounds) + 1)), "each round once"
     members = run.of(Members)[-1].members
     assert all(member.stored for member in members)
-    assert all(member.capacity <= 60 for member in members), "a store that fills"
+    assert all(member.capacity <= 20 for member in members), "a store that fills"

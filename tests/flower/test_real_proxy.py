@@ -50,7 +50,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFleet]:
         fleet.start(
             "nginx", [str(NGINX), "-p", str(root), "-c", str(root / "nginx.conf"), "-g", setup]
         )
-        wait_until(lambda: _answers(fleet, front), 30, f"nginx: {fleet.log('nginx')}")
+        wait_until(lambda: _answers(fleet, front), 120, f"nginx: {fleet.log('nginx')}")
         yield RealFleet(Deployment(fleet.deployment.root, "127.0.0.1", front))
 
 

@@ -48,7 +48,7 @@ def test_devices_of_both_kinds_are_summed_and_one_that_drops_out_is_left_out(
         wait_until(lambda: saved_round(state) >= ROUNDS - 1, 600, "the round with all devices")
         fleet.kill("agent-1")
         wait_until(lambda: saved_round(state) >= ROUNDS, 600, "the last round")
-        wait_until(lambda: fleet.status(run).startswith("finished"), 60, "the end of the run")
+        wait_until(lambda: fleet.status(run).startswith("finished"), 120, "the end of the run")
         said = fleet.call(["flwr", "log", run, CONNECTION, "--stream"], may_fail=True)
     rounds = re.findall(
         r"'accepted': (\d+).*?'rejected': (\[.*?\]).*?'quorate': (\d).*?'seconds': ([0-9.]+)", said

@@ -56,13 +56,13 @@ def postgres() -> Iterator[str]:
             yield f"postgresql://fedkeep@/postgres?host={home}"
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(timeout=20)
+            server.wait(timeout=120)
 
 
 def _wait_for(path: Path, server: subprocess.Popen[bytes]) -> None:
     import psycopg
 
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while time.monotonic() < end and server.poll() is None:
         try:
             psycopg.connect(f"host={path.parent} user=fedkeep dbname=postgres").close()

@@ -212,3 +212,73 @@ class CentredInline(nn.Module):
     def forward(self, x: Tensor) -> Any:
         hidden = self.first(x)
         return self.head(hidden - hidden.mean(0))
+
+
+class OwnNorm(nn.Module):
+    """A batch normalisation that is none of torch's classes."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(features))
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("variance", torch.ones(features))
+
+    def forward(self, x: Tensor) -> Any:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            mean, variance = x.mean(0), x.var(0, unbiased=False)
+            with torch.no_grad():
+                self.mean.lerp_(mean, 0.1)
+                self.variance.lerp_(variance, 0.1)
+        return self.scale * (x - mean) / torch.sqrt(variance + 1e-5)
+
+
+class SingleNumbers(nn.Module):
+    """Parameters in lists and dictionaries, one a single number, one empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = nn.ParameterList([torch.randn(5, 3), torch.zeros(3)])
+        self.named = nn.ParameterDict({"scale": torch.tensor(1.5)})
+        self.empty = nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.named["scale"] * (x @ self.listed[0] + self.listed[1])
+
+
+class Stacked(nn.Module):
+    """Two layers of a GRU, in both directions, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(5, 4, 2, batch_first=True, bidirectional=True, dropout=0.3)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.cells(x)[1][-2:].transpose(0, 1).flatten(1))
+
+
+class AlwaysRandom(nn.Module):
+    """Dropout that does not ask whether the module trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(F.dropout(self.body(x), 0.5))
+
+
+def hooked() -> nn.Module:
+    """A chain of layers, one of which does more than it says."""
+    module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    module[0].register_forward_hook(lambda _, __, output: 2 * output)
+    return module
+
+
+def packed(samples: list[Tensor]) -> Any:
+    """Sequences of any length, as recurrent layers take them."""
+    return nn.utils.rnn.pack_sequence(samples, enforce_sorted=False)

@@ -284,7 +284,7 @@ def test_a_lost_key_is_one_sentence(made: Path, tmp_path: Path) -> None:
         "keyholder", "serve", str(tmp_path / "keys"), "--insecure", "--listen", "127.0.0.1:0"
     )
     ended = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, check=False, timeout=60
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=300
     )
     assert ended.returncode == 2
     assert ended.stderr.startswith("fedkeep: lost key: ")
@@ -297,7 +297,7 @@ def test_the_command_line_makes_keys_and_prints_what_devices_need(tmp_path: Path
     for command in ("create", "show"):
         words = fedkeep("keyholder", command, str(tmp_path / "keys"))
         ended = subprocess.run(
-            words, env=environment(), capture_output=True, text=True, check=True, timeout=60
+            words, env=environment(), capture_output=True, text=True, check=True, timeout=300
         )
         printed.append(ended.stdout)
     key = public_half(open_key(tmp_path / "keys")).hex()

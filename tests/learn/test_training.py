@@ -101,6 +101,22 @@ def test_torch_training_is_equation_12(
     check_against_hand(torch_learner(name), batch_of(shape, classes, 5), proximal)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_chain_with_hooks_is_trained_with_what_they_do(layer: int) -> None:
+    """Closed forms of layers know of no hooks: such a module is no chain of known layers."""
+    pytest.importorskip("torch")
+    from torch import nn
+
+    from fedkeep.learn.torch_learner import TorchLearner
+
+    def hooked() -> nn.Module:
+        module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        module[layer].register_forward_hook(lambda _, __, output: 2 * output)
+        return module
+
+    check_against_hand(TorchLearner(hooked), batch_of((6,), 3, 5), 0.0)
+
+
 def test_a_large_store_trains_in_passes_as_in_one() -> None:
     """300 samples do not go through the network at once; the step is the same."""
     learner = torch_learner("lenet")

@@ -69,6 +69,7 @@ _TEXTS = {
     "onelabel.csv": GOOD.replace("no", "ok"),
     "unnamed.csv": GOOD.replace("a,b", ",b", 1),
     "semicolon.csv": GOOD.replace(",", ";"),
+    "commas.csv": GOOD.replace(",", ";").replace(".", ","),
     "tabs.csv": GOOD.replace(",", "\t"),
     "onlylabels.csv": "device,label\n" + "a,b\na,c\n" * 5,
     "three.csv": "device,label,a\nx,p,1\ny,q,2\nx,q,3\n",

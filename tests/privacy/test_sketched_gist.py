@@ -8,7 +8,7 @@ import pytest
 from fedkeep.agent.assembly import assemble, parse_config
 from fedkeep.core.device import Device
 from fedkeep.core.gist import GistOptions
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.policies.balanced_reservoir import BalancedReservoir
 from fedkeep.core.types import Batch, FloatArray, LocalTraining, Report, TrainOrder, Vector
 from fedkeep.learn.dense_learner import DenseLearner

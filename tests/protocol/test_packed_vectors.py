@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.gist.codec import Encoding, PackedVector, pack, unpack
+from fedkeep.core.gradients.codec import Encoding, PackedVector, pack, unpack
 from fedkeep.core.types import Report
 from fedkeep.protocol.messages import Reported
 from fedkeep.protocol.wire import from_bytes, to_bytes, unpack_vector

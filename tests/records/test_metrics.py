@@ -106,6 +106,13 @@ def test_a_verdict_follows_from_the_interval(values: list[float], verdict: str) 
     assert difference(values).verdict == verdict
 
 
+def test_two_seeds_that_differ_alike_decide_nothing() -> None:
+    found = difference([0.0667, 0.0667])
+    assert (found.verdict, found.seeds_to_decide) == ("inconclusive", 3)
+    assert difference([0.0667, 0.0667, 0.0667]).verdict == "better"
+    assert difference([0.0, 0.0]).verdict == "equivalent"
+
+
 def test_the_seeds_that_would_decide_are_counted() -> None:
     found = difference([0.03, 0.01, -0.01])
     # deviation 0.02, mean 0.01: t(n-1) * 0.02 / sqrt(n) < 0.01 first for 18 seeds (t = 2.1098)

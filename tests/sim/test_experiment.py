@@ -32,7 +32,7 @@ TASK: Table = {"task": {"name": "demo"}}
         ),
         (
             TASK | {"train": {"rounds": "many"}},
-            "'train.rounds' cannot be 'many': expected 'int', got 'str'",
+            "'train.rounds' cannot be 'many': expected a whole number, got text",
         ),
         (TASK | {"train": {"rounds": 0}}, "in [train]: rounds must be 1 or more, got 0"),
         (TASK | {"storage": {"capacity": -1}}, "in [storage]: capacity must be 1 or more, got -1"),
@@ -44,7 +44,7 @@ TASK: Table = {"task": {"name": "demo"}}
             TASK | {"coordinator": {"name": "greedy", "applies_to": "some"}},
             "'coordinator.applies_to' cannot be 'some'",
         ),
-        (TASK | {"sweep": {"seed": 3}}, "'sweep.seed' must be a list of values, got 3"),
+        (TASK | {"sweep": {"seed": 3}}, "'sweep.seed' must be a list of one or more values, got 3"),
         (TASK | {"methods": {"a": 3}}, "'methods.a' must be a table of what differs, got 3"),
         (TASK | {"policy": {"name": "nowhere:Policy"}}, "cannot import 'nowhere'"),
         (

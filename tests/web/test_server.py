@@ -46,7 +46,7 @@ def port_of(server: LiveServer) -> int:
 def asked(
     server: LiveServer, path: str, method: str = "GET", **headers: str
 ) -> Iterator[HTTPResponse]:
-    connection = HTTPConnection("127.0.0.1", port_of(server), timeout=10)
+    connection = HTTPConnection("127.0.0.1", port_of(server), timeout=60)
     try:
         connection.request(method, path, headers=headers)
         yield connection.getresponse()
@@ -198,7 +198,7 @@ def watch(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedkeep", "watch", *arguments]
     environment = os.environ | {"PYTHONPATH": source}
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=60, check=False
+        command, capture_output=True, text=True, env=environment, timeout=300, check=False
     )
 
 
@@ -226,11 +226,11 @@ def test_ctrl_c_ends_it_cleanly_while_a_page_is_open(directory: Path) -> None:
         assert process.stdout is not None
         line = process.stdout.readline()
         port = int(line.split("127.0.0.1:")[1].split()[0])
-        connection = HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", port, timeout=60)
         connection.request("GET", "/api/stream")
         assert next_update(connection.getresponse())["views"]
         process.send_signal(signal.SIGINT)
-        _, complained = process.communicate(timeout=30)
+        _, complained = process.communicate(timeout=120)
         connection.close()
     assert process.returncode == 0
     assert complained == ""

@@ -1,7 +1,8 @@
 """One call from a data file to an advice: profile, trial, sentences, and files to use it."""
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,14 +21,14 @@ from fedkeep.sim.sweep import Backend
 from fedkeep.tables import Table
 from fedkeep.web.report import html
 
-Tell = Callable[[str, float, float], None]
+ProgressCallback = Callable[[str, float, float], None]
 """Called with the stage, the share of the work done, and the estimated seconds left."""
 
 _FEWEST_TESTED = 10
 
 
-def _nothing(*_: object) -> None:
-    """Tell nobody."""
+def _ignore(*_: object) -> None:
+    """Take what is reported, and do nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def advise(
     jobs: int | None = None,
     backend: Backend = "local",
     out: Path | str | None = None,
-    tell: Tell = _nothing,
-    announce: Callable[[str], None] = _nothing,
+    on_progress: ProgressCallback = _ignore,
+    on_start: Callable[[str], None] = _ignore,
 ) -> Advice:
     """Say which method to use on data like the user's, by trying all of them.
 
@@ -100,8 +101,10 @@ def advise(
         Where runs are played.
     out : Path or str, optional
         Where everything goes; by default `advice/NAME`.
-    tell, announce : callable
-        Called with the progress, and with what is tried.
+    on_progress : callable
+        Called with the stage, the share of the work done, and the estimated seconds left.
+    on_start : callable
+        Called once, with a sentence on the data and on what is tried.
 
     Raises
     ------
@@ -112,20 +115,11 @@ def advise(
     """
     source = _checked(data, bytes, minutes, devices, jobs, backend)
     folder = folder_for_records(folder_of(source) if out is None else out)
-    task: Table = {"name": "custom", ("source" if ":" in source else "path"): source}
-    task |= {"test_fraction": 0.2, "device": device, "label": label, "model": model}
-    task |= {"time": time} if time is not None else {}
-    task |= {"target": target} if target is not None else {}
-    if devices is not None:
-        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
+    columns = {"device": device, "label": label, "time": time}
+    task = _task_of(source, columns, devices, {"model": model, "target": target})
     experiment = resolve({"task": task, "policy": {"name": "fifo"}})
     federation = load_data(experiment.task, experiment.seed)
-    tested = len(federation.test.indices)
-    if tested < _FEWEST_TESTED:
-        raise DataError(
-            f"{source} leaves {tested} samples for testing, too few to tell methods apart: "
-            f"give at least {_FEWEST_TESTED * 5} samples"
-        )
+    _check_tested(source, len(federation.test.indices))
     profile = DatasetProfile(federation)
     # Two vectors of the model's length: the gist, and the mean of what arrived since.
     gist_bytes = 2 * 4 * build_learner(experiment, federation).gradient_size
@@ -140,8 +134,11 @@ def advise(
         budget=bytes,
     )
     resolve(settings.table(FIFO, 0))  # an invalid option is named before anything is measured
-    announce(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
-    trial = Trial(settings, folder, 60 * minutes, jobs or os.cpu_count() or 1, tell, backend)
+    on_start(f"{describe(profile)} Trying the methods with {settings.capacity} of them a device.")
+    at_a_time = jobs or os.cpu_count() or 1
+    trial = Trial(
+        settings, folder, 60 * minutes, at_a_time, on_progress, backend, digest_of(source)
+    )
     complete = trial.run()
     if not trial.finals:
         raise FedkeepError(
@@ -154,12 +151,40 @@ def advise(
     method = trial.recommended()
     first_seed = max(max(runs) for runs in trial.finals.values()) + 1
     files = trial.settings.write_files(folder, method, federation, first_seed)
+    page = _write_page(folder, f"Advice on {Path(source).name}", found)
+    return Advice(method, tuple(found), (*files, page), complete)
+
+
+def _task_of(
+    source: str,
+    columns: dict[str, str | None],
+    devices: int | None,
+    options: dict[str, str | None],
+) -> Table:
+    """Return the task that reads the data; what is None is left to the task."""
+    given = {name: value for name, value in (columns | options).items() if value is not None}
+    place = "source" if ":" in source else "path"
+    task: Table = {"name": "custom", place: source, "test_fraction": 0.2, **given}
+    if devices is not None:
+        task["partition"] = {"name": "dirichlet", "devices": devices, "alpha": 0.3}
+    return task
+
+
+def _check_tested(source: str, tested: int) -> None:
+    if tested < _FEWEST_TESTED:
+        raise DataError(
+            f"{source} leaves {tested} samples for testing, too few to tell methods apart: "
+            f"give at least {_FEWEST_TESTED * 5} samples"
+        )
+
+
+def _write_page(folder: Path, title: str, found: Sequence[str]) -> Path:
+    """Write the advice as text, and as a page with the figures of the finished runs."""
     runs = [run for run in read_runs(folder / "runs") if run.end is not None]
     page = folder / "advice.html"
-    title = f"Advice on {Path(source).name}"
     page.write_text(html(runs, compare(runs), title, found), encoding="utf-8")
     (folder / "advice.txt").write_text("\n".join([*found, ""]), encoding="utf-8")
-    return Advice(method, tuple(found), (*files, page), complete)
+    return page
 
 
 def _checked(
@@ -183,6 +208,14 @@ def _checked(
     if backend not in get_args(Backend):
         raise ConfigError(f"backend takes local or ray, got {backend!r}")
     return str(data)
+
+
+def digest_of(data: str) -> str:
+    """Return the SHA-256 of a data file; empty for a function."""
+    if ":" in data:
+        return ""
+    with Path(data).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_of(data: str) -> Path:

@@ -18,7 +18,7 @@ from fedkeep.config.experiment import RunSpec
 from fedkeep.config.method import fleet_tables
 from fedkeep.config.methods import method_table
 from fedkeep.config.reference import bare, toml
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, DataError
 from fedkeep.data import Federation
 from fedkeep.records import read_run
 from fedkeep.records.measures import final_accuracy, late_accuracy
@@ -237,16 +237,18 @@ def as_toml(table: Table) -> str:
 
 @dataclass
 class Trial:
-    """A settings that is tried into a folder; what an earlier call finished is not done again."""
+    """A trial in a folder; what an earlier call finished on the same data is not done again."""
 
     settings: TrialSettings
     folder: Path
     seconds: float
     """The limit of all that may pass."""
     jobs: int
-    tell: Callable[[str, float, float], None]
+    on_progress: Callable[[str, float, float], None]
     """Called with the stage, the share of the work done, and the estimated seconds left."""
     backend: Backend = "local"
+    data_digest: str = ""
+    """Of the data file; empty where the data is no file."""
     finals: dict[str, dict[int, float]] = field(default_factory=dict)
     """The final accuracy of every finished run, by method, then by seed."""
     _began: float = field(default_factory=time.monotonic)
@@ -318,11 +320,17 @@ class Trial:
         self._inputs = json.dumps({**self.settings.table(FIFO, 0), "rounds": 0}, sort_keys=True)
         noted = self.folder / "panel.json"
         known = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+        if known.get("data", self.data_digest) != self.data_digest:
+            # Its runs would be taken for runs on the data as it is now.
+            raise DataError(
+                f"the data has changed since {self.folder} was made: delete that folder, or "
+                "choose another with --out"
+            )
         if known.get("inputs") == self._inputs:
             self.settings = replace(self.settings, rounds=known["rounds"], rates=known["rates"])
             return
         cells = [RunSpec(self.settings.table(method, 0), "") for method in self.settings.methods]
-        self.tell("measuring how long a round takes", 0.0, self.seconds)
+        self.on_progress("measuring how long a round takes", 0.0, self.seconds)
         each = estimate_seconds(cells, 1) / len(cells) / self.settings.rounds
         runs = len(cells) * (len(RATES) / 2 + LOOKS[0] + 2) + LOOKS[0]
         rounds = int(0.7 * self.seconds * self.jobs / (runs * each))
@@ -333,6 +341,7 @@ class Trial:
     def _note(self) -> None:
         noted = {
             "inputs": self._inputs,
+            "data": self.data_digest,
             "rounds": self.settings.rounds,
             "rates": self.settings.rates,
         }
@@ -377,17 +386,17 @@ class Trial:
 
         def listen(cell: int, round_: int, _: float | None) -> None:
             progress[cell] = round_
-            self._tell(stage, sum(progress))
+            self._report(stage, sum(progress))
 
-        self._tell(stage, 0)
+        self._report(stage, 0)
         folder.mkdir(parents=True, exist_ok=True)
         run_sweep(cells, folder, jobs=self.jobs, resume=True, listen=listen, backend=self.backend)
         self._done += sum(cell.experiment.train.rounds for cell in cells)
 
-    def _tell(self, stage: str, rounds: int) -> None:
+    def _report(self, stage: str, rounds: int) -> None:
         passed = time.monotonic() - self._began
         share = min(1.0, (self._done + rounds) / self._planned)
         left = passed * (1 - share) / share if share > 0.02 else self.seconds
-        self.tell(stage, share, min(left, max(0.0, self.seconds - passed)))
+        self.on_progress(stage, share, min(left, max(0.0, self.seconds - passed)))
         if passed > self.seconds:
             raise KeyboardInterrupt  # the time limit ends a trial as Ctrl-C does

@@ -5,9 +5,10 @@ import math
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -27,14 +28,15 @@ from fedkeep.agent.record import CounterBook, ModelVersion, SampleMetadata, Verd
 from fedkeep.agent.retention import DAY, ErasedIds
 from fedkeep.agent.sample_ids import DeviceName, SampleIds, written_id
 from fedkeep.agent.store_file import discard_copies
+from fedkeep.agent.stream_watch import StreamWatch
 from fedkeep.core.device import Device
 from fedkeep.core.errors import RejectedError
 from fedkeep.core.participation import Participation
-from fedkeep.core.protocols import OfferResult, Stateful
+from fedkeep.core.protocols import OfferResult, PerSampleGradients, Stateful
 from fedkeep.core.rules.book import RecordContext
 from fedkeep.core.state import snapshot_parts, strip_prefix
-from fedkeep.core.types import AnyArray, Batch, Profile, Report, State, TrainOrder
-from fedkeep.core.waiting import LabelResult
+from fedkeep.core.types import AnyArray, Batch, IntArray, Profile, Report, State, TrainOrder
+from fedkeep.core.waiting import UNLABELLED, LabelResult
 from fedkeep.privacy.release import ReleasePipeline
 from fedkeep.protocol.messages import ProfileRequest
 
@@ -118,6 +120,20 @@ class Agent:
         )
         # The release pipeline is set later, so that it is looked up whenever it is told.
         device.entering = lambda ids: self.door.see(ids)  # noqa: PLW0108
+        device.counted = self._watch_arrivals
+        self.watch = StreamWatch(
+            config.drift,
+            config.samples.count,
+            config.samples.names,
+            [source.name for source in config.sources],
+            store.clock.now(),
+        )
+        """What is noticed of the stream: changes, and silence."""
+        device.context_of = self._context_of
+        self._fields: dict[int, Mapping[str, Any]] = {}
+        """What records say of themselves whose samples wait; a kill forgets it."""
+        self._coming: dict[int, RecordContext] = {}
+        """What rules may know of the samples without labels that are being judged."""
         self._parts: dict[str, Stateful] = {
             "device": device,
             "log": store.log,
@@ -213,6 +229,7 @@ class Agent:
             if now - self._last_housekeeping >= _HOUSEKEEPING_SECONDS:
                 self._last_housekeeping = now
                 self.remove_expired()
+                self._look_for_silence()
         return len(arrivals)
 
     def _pauses(self) -> bool:
@@ -230,6 +247,24 @@ class Agent:
         if self.config.agent.during_training == "pause" and self._training.locked():
             return True
         return self.writes_spent and not self.intake.stopped
+
+    def _look_for_silence(self) -> None:
+        """Say which sources are silent, unless the agent itself holds them back."""
+        if self.waiting:
+            self.watch.postpone(self.store.clock.now())
+        self.watch.look(self.store.clock.now())
+
+    def _watch_arrivals(self, batch: Batch, measured: PerSampleGradients | None) -> None:
+        """Look whether the stream has changed, in samples that count from now on."""
+        now, form = self.store.clock.now(), self.intake.form
+        if not self.watch.wants(len(batch), now):
+            return
+        y = batch.y if form.targets is None else form.targets.assign(batch.y)
+        # Where nothing else asks for a measurement, a loss would cost a forward pass of its own.
+        at_hand = self.device.window.size > 0 or self.device.policy.needs_model
+        losses = measured.losses() if at_hand and measured is not None else None
+        if changed := self.watch.observe(y, losses, now):
+            self.counters[f"drift.{changed}"] += 1
 
     def _try_disk(self, timeout: float) -> None:
         """Commit what waits for the disk once it is time to try.
@@ -251,6 +286,7 @@ class Agent:
             by_source.setdefault(arrival.source, []).append(self._labels.numbered(arrival))
         for source, group in by_source.items():
             self.store.source = source
+            self.watch.arrived(source, self.store.clock.now())
             for kind, same in groupby(group, self._kind):
                 self._settle(kind(self, source, list(same)))
         spent = (time.perf_counter() - start) / len(arrivals)
@@ -282,23 +318,102 @@ class Agent:
         if not sound:
             return fates
         x = self._coarsened(batch.x)
-        results = self.device.wait(x, batch.ids, self.store.clock.now())
+        if self.device.rules is not None:
+            batch, sound, forbidden = self._ask_rules(Batch(x, batch.y, batch.ids), sound)
+            fates, x = fates + forbidden, batch.x
+        if not sound:
+            return fates
+        wanted = self.store.wanted
+        results = self.device.wait(x, batch.ids, self.store.clock.now(), held=wanted)
         told = [(_FATES if stored else _WAITING_FATES)[result] for result, stored in results]
+        self._remember_fields(batch.ids, sound)
         return fates + list(zip(sound, told, strict=True))
 
+    def _ask_rules(
+        self, batch: Batch, arrivals: list[Arrival]
+    ) -> "tuple[Batch, list[Arrival], _Fates]":
+        """Return samples without labels that may wait, and the fates of those that may not.
+
+        The store learns which of them rules want kept, and what came shortly before those.
+        """
+        store, room, rules = self.store, self.device.waiting, self.device.rules
+        assert room is not None
+        assert rules is not None
+        wall = store.clock.wall()
+        ids = batch.ids.tolist()
+        times = np.array([wall if math.isnan(one.time) else one.time for one in arrivals])
+        self._coming = {
+            id_: RecordContext([one.fields], store.source, times[i : i + 1])
+            for i, (id_, one) in enumerate(zip(ids, arrivals, strict=True))
+        }
+        new = np.array([id_ not in store.records and id_ not in store.unlabelled for id_ in ids])
+        context = RecordContext(
+            [one.fields for one, is_new in zip(arrivals, new, strict=True) if is_new],
+            store.source,
+            times[new],
+        )
+        allowed = np.ones(len(ids), dtype=bool)
+        allowed[new], store.wanted = self.device.screen_unlabelled(
+            batch.x[new], batch.ids[new], context
+        )
+        for id_, names in store.wanted.items():
+            if id_ in store.unlabelled and room.hold(id_):
+                store.want(id_, room.x([id_])[0], names)
+        for name in dict.fromkeys(rules.refused.values()):
+            chosen = np.array([rules.refused.get(id_) == name for id_ in ids])
+            unlabelled = np.full(len(ids), UNLABELLED)
+            store.log_forbidden(Batch(batch.x, unlabelled, batch.ids).take(chosen), name)
+        kept, fates = [], []
+        for arrival, may in zip(arrivals, allowed.tolist(), strict=True):
+            if may:
+                kept.append(arrival)
+            else:
+                fates.append((arrival, "refused.rule"))
+        return batch.take(allowed), kept, fates
+
+    def _remember_fields(self, ids: IntArray, arrivals: list[Arrival]) -> None:
+        """Keep what rules may want to know of waiting samples, once their labels come."""
+        self._coming, self.store.wanted = {}, {}
+        if self.device.rules is None:
+            return
+        for id_, arrival in zip(ids.tolist(), arrivals, strict=True):
+            if arrival.fields and id_ in self.store.unlabelled:
+                self._fields[id_] = arrival.fields
+        if len(self._fields) > 2 * len(self.store.unlabelled):
+            waiting = self.store.unlabelled
+            self._fields = {id_: own for id_, own in self._fields.items() if id_ in waiting}
+
+    def _context_of(self, id_: int) -> RecordContext | None:
+        """Tell what rules may know of a sample whose label comes now."""
+        note = self.store.unlabelled.get(id_)
+        if note is None:
+            coming = self._coming.get(id_)
+            wanted = self.store.wanted.get(id_, ())
+            return None if coming is None else replace(coming, matched=[wanted])
+        time = note.wall if math.isnan(note.time) else note.time
+        fields = self._fields.pop(id_, {})
+        return RecordContext([fields], note.source, np.array([time]), [note.rules])
+
     def _judge_labels(self, source: str, group: list[Arrival]) -> "_Fates":
-        # A number that comes later is refused: only labels are corrected, or waited for.
-        labels = 0 if self.intake.form.targets is not None else self.config.samples.count
+        labels, targets = self.config.samples.count, self.intake.form.targets
         known = ChainMap(self.store.records, self.store.unlabelled)
-        ids, y, sound, refused = screen_labels(group, labels, self.tombstones, self.ids, known)
+        ids, y, sound, refused = screen_labels(
+            group, labels, self.tombstones, self.ids, known, targets
+        )
         self._show_refused(source, refused)
         fates = [(arrival, f"refused.{reason}") for arrival, reason in refused]
-        for arrival, (result, fate) in zip(
-            sound, self.device.label(ids, y, self.store.clock.now()), strict=True
-        ):
+        rules = self.device.rules
+        for i, arrival in enumerate(sound):
+            one = slice(i, i + 1)
+            [(result, fate)] = self.device.label(ids[one], y[one], self.store.clock.now())
+            told = _LABEL_FATES[result] if fate is None else _FATES[fate]
             if result == LabelResult.LABELLED:
                 self.counters["labelled"] += 1
-            fates.append((arrival, _LABEL_FATES[result] if fate is None else _FATES[fate]))
+                if rules is not None and (name := rules.refused.get(int(ids[i]))):
+                    none = np.zeros((1, 0), np.float32)
+                    self.store.log_forbidden(Batch(none, y[one], ids[one]), name)
+                    told = "refused.rule"
+            fates.append((arrival, told))
         return fates
 
     def _screened(
@@ -386,9 +501,10 @@ class Agent:
         rules, context = self.device.rules, None
         if rules is not None:
             now = self.store.clock.wall()
-            times = [now if math.isnan(arrival.time) else arrival.time for arrival in arrivals]
+            times = np.array([arrival.time for arrival in arrivals])
+            times[np.isnan(times)] = now
             fields = [arrival.fields for arrival in arrivals]
-            context = RecordContext(fields, self.store.source, np.array(times))
+            context = RecordContext(fields, self.store.source, times)
         outcome = self.device.ingest(batch, self.store.clock.now(), measured, context)
         fates = [_FATES[fate] for fate in outcome.results.tolist()]
         if rules is not None and rules.refused:
@@ -448,7 +564,7 @@ class Agent:
         bool
             Whether the disk took them.
         """
-        whole = whole or bool(self.store.staged and not self.store.readable)
+        whole = whole or self.store.needs_whole
         self.counters.update(self.intake.counted())
         try:
             if self.disk_error:
@@ -544,9 +660,9 @@ class Agent:
         """
         if not self._ttl:
             return days
-        return max(
-            (self._ttl[name] for name in self.store.holders(id_) if name in self._ttl), default=days
-        )
+        waiting = self.store.unlabelled.get(id_)
+        holders = self.store.holders(id_) if waiting is None else waiting.rules
+        return max((self._ttl[name] for name in holders if name in self._ttl), default=days)
 
     def _age(self, note: SampleMetadata) -> float:
         """Return for how many seconds a sample has certainly been there.
@@ -632,7 +748,11 @@ class Agent:
             with self.lock:
                 report = participation.finish(trained)
                 self.store.model_version = self.model_date.round = order.round
-                self.model_date.received = self.store.clock.now()
+                now = self.model_date.received = self.store.clock.now()
+                correction = None if self.device.gist is None else self.device.gist.latest
+                rho = None if correction is None else correction.rho
+                if changed := self.watch.took_part(rho, now):
+                    self.counters[f"drift.{changed}"] += 1
                 self.require_commit()
                 return report
 

@@ -24,6 +24,8 @@ from fedkeep.protocol.messages import RefusedRecord
 
 log = logging.getLogger(__name__)
 
+SOUND_REFUSALS = frozenset({"refused.score", "refused.room", "refused.rule"})
+"""Fates of sound samples that are not kept: nothing was wrong with their records."""
 Acknowledge = Callable[[str], None]
 """Called once with a sample's fate, after that fate is on the disk."""
 Overload: TypeAlias = Literal["wait", "sample", "drop"]
@@ -445,7 +447,8 @@ def screen(
     y = np.array([_number(arrival.y) if labelled else 0.0 for arrival in arrivals])
     known = (y == np.floor(y)) & (y >= 0) & (y < labels)
     if targets is not None:
-        y = np.array([_several(arrival.y, targets.width) for arrival in arrivals])
+        given = [_several(arrival.y, targets.width) for arrival in arrivals]
+        y = np.array(given) if labelled else np.zeros((len(arrivals), targets.width))
         known = targets.valid(y)
     # NaN, which is not even itself, is no id.
     named = [
@@ -497,7 +500,8 @@ def screen_labels(
     erased: Container[int],
     ids: SampleIds,
     stored: Mapping[int, Any],
-) -> tuple[IntArray, IntArray, list[Arrival], list[tuple[Arrival, str]]]:
+    targets: NumberTargets | None = None,
+) -> tuple[IntArray, AnyArray, list[Arrival], list[tuple[Arrival, str]]]:
     """Return the ids and labels of records that hold a label alone, and those that are wrong.
 
     Parameters
@@ -510,11 +514,17 @@ def screen_labels(
         The numbers of erased samples, whose labels are refused.
     ids, stored
         How ids become numbers, and what is known of each stored sample by its number.
+    targets
+        What targets look like that are numbers to predict, one a sample; None: they are labels.
     """
     numbers, found, sound, refused = [], [], [], []
     for arrival in arrivals:
         label, given = _number(arrival.y), arrival.id
-        if not (label.is_integer() and 0 <= label < labels):
+        if targets is not None:
+            valid = targets.width == 1 and bool(targets.valid(np.array([label]))[0])
+        else:
+            valid = label.is_integer() and 0 <= label < labels
+        if not valid:
             refused.append((arrival, "label"))
         elif not isinstance(given, str | bytes | int | float) or _is_nan(given):
             refused.append((arrival, "id"))
@@ -524,9 +534,10 @@ def screen_labels(
                 refused.append((arrival, "erased"))
                 continue
             numbers.append(number)
-            found.append(int(label))
+            found.append(label)
             sound.append(arrival)
-    return np.array(numbers, dtype=np.int64), np.array(found, dtype=np.int64), sound, refused
+    y = np.array(found, dtype=np.int64 if targets is None else np.float64)
+    return np.array(numbers, dtype=np.int64), y, sound, refused
 
 
 def _is_nan(given: object) -> bool:

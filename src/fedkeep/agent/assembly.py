@@ -39,6 +39,7 @@ from fedkeep.agent.store_file import (
     open_file,
     plan,
 )
+from fedkeep.agent.stream_watch import DriftOptions
 from fedkeep.agent.uploads import UploadOptions, Uploads
 from fedkeep.config.aliases import current
 from fedkeep.config.device import build_device, build_memory_store, build_rules
@@ -207,6 +208,7 @@ class AgentConfig:
     metrics: MetricsOptions
     upload: UploadOptions
     remote: RemoteOptions
+    drift: DriftOptions
     method: MethodConfig
     """What is stored, how it counts and what is sent: the same tables as an experiment's."""
     model: Table
@@ -299,15 +301,26 @@ def parse_config(table: Table, *, stream: str = "") -> AgentConfig:
         table=table,
     )
     _ = config.regions  # what is wrong of them is named before anything starts
-    if method.waiting.share and config.samples.numbers is not None:
-        raise ConfigError(
-            "[waiting] is for samples whose label comes later, and targets are numbers: leave it "
-            "out, and give each sample with its number"
-        )
+    if config.samples.numbers is not None:
+        _check_waiting_numbers(config)
     check_names(config.sources)
     _check_payloads(config)
     config.form.codec()  # says whether what is asked of it can be
     return config
+
+
+def _check_waiting_numbers(config: AgentConfig) -> None:
+    """Rejects what a waiting room cannot do where targets are numbers."""
+    waiting = config.method.waiting
+    if waiting.share and config.samples.width > 1:
+        raise ConfigError(
+            "[waiting] is for one number a sample, and [samples] width is "
+            f"{config.samples.width}: leave [waiting] out, and give each sample with its numbers"
+        )
+    if waiting.pseudo_labels is not None:
+        raise ConfigError(
+            "[waiting] pseudo_labels is for labels, and targets are numbers: leave it out"
+        )
 
 
 def _check_payloads(config: AgentConfig) -> None:
@@ -560,7 +573,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
         lock=agent.lock,
         ledger=spendings,
         keep=keep,
-        encoding="float32" if device.gist is None else device.gist.options.encoding,
+        encoding="float32" if device.gist is None else device.gist.options.used_encoding,
     )
 
 

@@ -50,6 +50,10 @@ needs little memory.
 """
 
 
+_HEAD = 32
+"""Bytes of a label, a root or a cell that hold its checksum."""
+
+
 class StoreError(FedkeepError):
     """The store's file cannot be used now; later it may."""
 
@@ -368,6 +372,10 @@ class CellFile:
         """The cells of each blob that counts; of one cell, as nearly all are, its number alone."""
         self._sequence = self._half = self._cursor = 0
         self._in_doubt = self._wipe_due = False
+        self._heads = b""
+        """How label and newest root began when they were last read or written."""
+        self._last_written: tuple[int, bytes] | None = None
+        """The cell that was written last, and how it begins."""
 
     @property
     def bytes_used(self) -> int:
@@ -382,6 +390,7 @@ class CellFile:
         for place in (0, self.geometry.label_copy):
             self.disk.write(place, label.encode())
             self.disk.sync()
+        self._heads = self._read_heads()
 
     def format(self, label: Label) -> None:
         """Make an empty store, with both its roots: a root that is missing later was lost."""
@@ -408,6 +417,7 @@ class CellFile:
             return self._assemble(cells)
         self._half = max(roots, key=lambda half: roots[half].sequence)
         root = roots[self._half]
+        self._heads = self._read_heads()
         self._wipe_due = root.wipe
         bits = np.frombuffer(root.bitmap, np.uint8)
         counted = np.unpackbits(bits, count=self.geometry.cells).astype(bool)
@@ -506,6 +516,7 @@ class CellFile:
         cells of lower numbers are written. On an OSError the transaction did not happen as far as
         the caller knows, and the next commit may succeed.
         """
+        self._require_own()
         cells = self._lay_out(add)
         taken = self._places_for(cells, below)
         removed = [number for number in remove if number in self._places]
@@ -545,6 +556,27 @@ class CellFile:
             self._live[self._cells_of(number)] = False
             del self._places[number]
         self._write_root(self._live)
+
+    def _require_own(self) -> None:
+        """Raise OSError where another program has cut the file or written over it.
+
+        A copy of an earlier day lacks the cell that was written last, another store has another
+        label, and a file that was cut has neither. What stands there now is left alone.
+        """
+        own = self._in_doubt or not self._heads or self._read_heads() == self._heads
+        if self._last_written is not None:
+            index, begins = self._last_written
+            own = own and self.disk.read(self.geometry.cell(index), _HEAD) == begins
+        if not own:
+            raise OSError(
+                errno.ESTALE,
+                "another program has written over the file: take out what is in memory by "
+                "`fedkeep agent pull`, then restart the agent",
+            )
+
+    def _read_heads(self) -> bytes:
+        root = self.geometry.root(self._half)
+        return self.disk.read(0, _HEAD) + self.disk.read(root, _HEAD)
 
     def _lay_out(self, add: Sequence[tuple[int, bytes]]) -> list[FileCell]:
         """Return the cells of new blobs, sealed, those that go far away last.
@@ -604,6 +636,7 @@ class CellFile:
             self.disk.write(place, label.encode())
             self.disk.sync()
         self.geometry, self._live, self._half, self._cursor = new, live, 1, 0
+        self._last_written = None
         self._soiled, self._young = np.ones_like(live), np.zeros_like(live)
         for _ in range(2):
             self._write_root(live)
@@ -629,6 +662,7 @@ class CellFile:
         if not places:
             return
         self._soiled[places] = True
+        self._last_written = None
         size = self.geometry.cell_size
         start = 0
         for end in range(1, len(places) + 1):
@@ -637,6 +671,7 @@ class CellFile:
                 self.disk.write(self.geometry.cell(places[start]), run)
                 start = end
         self.disk.sync()
+        self._last_written = places[-1], contents[-1].ljust(_HEAD, b"\0")[:_HEAD]
 
     def _write_root(self, live: BoolArray) -> None:
         """Goes into the older half.
@@ -652,6 +687,7 @@ class CellFile:
         self.disk.write(self.geometry.root(1 - self._half, 1), root)
         self._in_doubt = False
         self._half = 1 - self._half
+        self._heads = self._read_heads()
         self._young[:] = False
 
     def _wipe_free(self) -> None:

@@ -114,7 +114,7 @@ class Label:
 def decode_label(page: bytes) -> Label | None:
     """Return the label, or None if the page is damaged.
 
-    A whole one of another format is none that could be mended.
+    A whole one of another format cannot be repaired.
     """
     magic, length, checksum = _LABEL.unpack_from(page)
     body = page[_LABEL.size : _LABEL.size + length]

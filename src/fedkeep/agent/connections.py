@@ -13,6 +13,8 @@ from fedkeep.core.errors import ConfigError, FedkeepError
 
 log = logging.getLogger(__name__)
 _PAUSE = 0.2
+_THREADS = 2
+"""For each connection at a time: one that had to make room may still wait for the agent."""
 _LONGEST_PATH = 107
 
 
@@ -21,6 +23,8 @@ class Listener:
 
     One more takes the place of the oldest that has not said anything of sense yet, so that a flood
     of idle connections costs no sender its own; only where all have, of the one silent the longest.
+    While the threads of those that made room all wait for the agent, as where its disk is full and
+    senders give up and come again, no more are let in.
     """
 
     def __init__(self, where: Path | tuple[str, int], limit: int) -> None:
@@ -40,6 +44,8 @@ class Listener:
         self._proven: set[socket.socket] = set()
         """Those that have said something of sense."""
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._threads = 0
         self._closed = False
 
     def start(self, serve: Callable[[socket.socket], None]) -> None:
@@ -52,6 +58,9 @@ class Listener:
 
     def _listen(self, serve: Callable[[socket.socket], None]) -> None:
         while not self._closed:
+            with self._lock:
+                if not self._ended.wait_for(self._has_thread, _PAUSE):
+                    continue
             try:
                 connection, _ = self._server.accept()
             except (TimeoutError, ConnectionAbortedError):
@@ -66,11 +75,23 @@ class Listener:
                 if len(self._heard) >= self._limit:
                     self._end(min(self._heard, key=self._rank))
                 self._heard[connection] = time.monotonic()
+                self._threads += 1
             try:
                 threading.Thread(target=self._serve, args=(connection, serve), daemon=True).start()
             except RuntimeError:  # there are too many of them on this machine
-                with self._lock, connection:
-                    self._heard.pop(connection, None)
+                with connection:
+                    self._forget(connection)
+
+    def _has_thread(self) -> bool:
+        return self._threads < _THREADS * self._limit
+
+    def _forget(self, connection: socket.socket) -> None:
+        """Take note that the thread of a connection has ended, or could not begin."""
+        with self._lock:
+            self._heard.pop(connection, None)
+            self._proven.discard(connection)
+            self._threads -= 1
+            self._ended.notify_all()
 
     def touch(self, connection: socket.socket) -> None:
         """Note that a connection has just said something of sense."""
@@ -107,9 +128,7 @@ class Listener:
             pass  # the other side went away
         except Exception:
             log.exception("a connection was ended")
-        with self._lock:
-            self._heard.pop(connection, None)
-            self._proven.discard(connection)
+        self._forget(connection)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 from fedkeep.agent.agent import Agent
-from fedkeep.agent.arrivals import IngestQueue, Source
+from fedkeep.agent.arrivals import SOUND_REFUSALS, IngestQueue, Source
 from fedkeep.agent.assembly import AgentConfig, assemble, parse_config
 from fedkeep.agent.remote import Remote, RestartError, SettingsFile, under_settings
 from fedkeep.agent.service import Service, serve_metrics
@@ -35,6 +35,8 @@ _FIRST_SECONDS = 2.0
 _SETTLING_SECONDS = 2.0
 """How long sources may take to put away what the last commit settled."""
 _LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256
+_JUDGED = ("kept", "replaced", "refreshed", "waiting", "known", "corrected", "remembered")
+"""Fates of records that were read, beside those of sound samples that are not kept."""
 _UNREAD = ("refused.malformed", "refused.oversized", "refused.too-slow")
 """What never became an arrival."""
 
@@ -347,7 +349,7 @@ class ProgressLogger:
             sys.stderr.write("\r\x1b[K")
         log.info("ended: %s", self._summary())
         counts = Counter(self._agent.counters) - self._start
-        judged = counts["kept"] + counts["replaced"] + counts["refused.score"] + counts["refreshed"]
+        judged = sum(counts[fate] for fate in (*_JUDGED, *SOUND_REFUSALS))
         return "" if judged else _refusals(counts)
 
     def _summary(self) -> str:
@@ -366,7 +368,7 @@ class ProgressLogger:
 def _refusals(counts: Counter[str]) -> str:
     """Return what was wrong with records, by reason: not that a sample's score was too low."""
     wrong = sorted(
-        name for name in counts if name.startswith("refused.") and name != "refused.score"
+        name for name in counts if name.startswith("refused.") and name not in SOUND_REFUSALS
     )
     return ", ".join(f"{counts[name]} {name.removeprefix('refused.')}" for name in wrong)
 

@@ -103,6 +103,8 @@ class DurableStore:
         self._form, self._decode = form, decode
         self._sample_cells, self._used_cells = sample_cells, 0
         """How many cells the samples may take, and take; counted where samples are files."""
+        self.wanted: dict[int, list[str]] = {}
+        """Of samples that come without labels, the rules that want them kept, by their ids."""
         self._files: dict[int, bytes] = {}
         """The files that are stored, by their samples' ids; those that wait for a label, too."""
         self._released: dict[int, bytes] = {}
@@ -317,6 +319,11 @@ class DurableStore:
         return -(-cells // -(-(META_BYTES + self._form.content_bytes) // room))
 
     @property
+    def needs_whole(self) -> bool:
+        """Whether samples wait that cannot be read without what only a whole commit writes."""
+        return bool(self.staged or self._late) and not self.readable
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of the budget that one stored sample takes; of files, on average."""
         cell = self.file.geometry.cell_size
@@ -398,26 +405,28 @@ class DurableStore:
         if not isinstance(self._index, RuledStore) or not self._index.remembers:
             return
         self._remembered = {
-            id_: SampleMetadata(
-                id_,
-                label=label,
-                name=self.names.get(id_, "") if self.name_bytes else "",
-                target=target,
-                time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
-            )
+            id_: self._first_note(id_)._replace(label=label, target=target, displaced=-1)
             for id_, label, target in zip(ids.tolist(), labels.tolist(), targets, strict=True)
         }
 
+    def _first_note(self, id_: int) -> SampleMetadata:
+        """Return what is known of a sample since it first came, from which its age counts."""
+        return self._before.get(id_) or SampleMetadata(
+            id_,
+            taken=self.clock.now(),
+            wall=self.clock.wall(),
+            source=self.source,
+            name=self.names.get(id_, "") if self.name_bytes else "",
+            time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+        )
+
     def _late_note(self, sample: HeldSample) -> SampleMetadata:
         """Return what is known of a sample that was not kept when it came."""
-        note: SampleMetadata = sample.tag[0] or SampleMetadata(sample.id)
+        note: SampleMetadata = sample.tag[0]
         return note._replace(
             arrival=sample.arrival,
             score=sample.score,
             model_version=self.model_version,
-            taken=self.clock.now(),
-            wall=self.clock.wall(),
-            source=self.source,
             region=sample.region,
         )
 
@@ -433,9 +442,14 @@ class DurableStore:
             return []
         return [index.rules[rule].name for rule in index.holders(id_)]
 
-    def relabel(self, id_: int, label: int, region: int, score: float) -> list[int]:
+    def relabel(self, id_: int, label: float, region: int, score: float) -> list[int]:
         """Correct the label of a stored sample: its record is written anew, in its place."""
-        note = self.records[id_]._replace(label=label, region=region, score=score)
+        note = self.records[id_]._replace(region=region, score=score)
+        if self._targets is None:
+            note = note._replace(label=int(label))
+        else:
+            [interval] = self._targets.assign(np.array([label])).tolist()
+            note = note._replace(label=interval, target=(label,))
         file = self._files.get(id_)
         if file is None:
             [row] = self.codec.encode(self.numbers(id_)[None])
@@ -467,6 +481,8 @@ class DurableStore:
             source=self.source,
             name=self.names.get(id_, "") if self.name_bytes else "",
             time=self.times.get(id_, math.nan) if self._form.extra_bytes else math.nan,
+            rules=tuple(self.wanted.get(id_, ())),
+            target=(math.nan,) * self._form.target_width,
         )
         self.log.add(note, Verdict.WAITING)
         # Where a damaged file gives back too many, those that never were scored go first.
@@ -478,6 +494,29 @@ class DurableStore:
         self.unlabelled[id_] = note
         self.staged[id_] = join_content(row, note, self._form), place
         self._name_origin(note)
+
+    def want(self, id_: int, x: AnyArray, rules: Sequence[str]) -> None:
+        """Note that rules want a sample kept that waits already: it is written anew."""
+        note = self.unlabelled[id_]
+        names = (*note.rules, *(name for name in rules if name not in note.rules))
+        if names == note.rules:
+            return
+        note, file = note._replace(rules=names), self._files.get(id_)
+        place = self._discard(id_)
+        if file is not None:
+            self._released[id_] = file
+            row = self._keep_file(id_)
+            del self._released[id_]
+        else:
+            [row] = self.codec.encode(x[None])
+        self.unlabelled[id_] = note
+        self.staged[id_] = join_content(row, note, self._form), place
+        self._swaps = True
+        self._name_origin(note)
+
+    def held(self) -> list[int]:
+        """Give the ids of what waits and rules want kept."""
+        return [note.id for note in self.unlabelled.values() if note.rules]
 
     def leaves(self, id_: int, how: Departure) -> None:
         """Let a waiting sample go; one that was labelled is offered next, and keeps its age."""
@@ -568,6 +607,8 @@ class DurableStore:
             y = self._targets.settled([note.target for note in notes])
         self._index.restore({**columns, "x": x, "y": y, "regions": regions, "quotas": quotas})
         self._hold_again(notes + held_alone)
+        if isinstance(self._index, RuledStore) and "quotas" in state:
+            self._index.leave_to_rules(state["quotas"])
         self._samples, self._ranks = {}, {}
         self.configure(quotas)
 
@@ -576,6 +617,7 @@ class DurableStore:
         index = self._index
         if not isinstance(index, RuledStore) or self.groups_of is None:
             return
+        again = {}
         for note in sorted(notes, key=lambda note: note.arrival):
             if not note.rules:
                 continue
@@ -585,7 +627,11 @@ class DurableStore:
             y = note.label if self._targets is None else self._targets.settled([note.target])[0]
             tag = (note, None)
             sample = HeldSample(note.id, x, y, note.region, note.score, note.arrival, tag)
-            index.hold_again(sample, self.groups_of(note))
+            claims = again[note.id] = sample, self.groups_of(note)
+            index.hold_again(*claims)
+        for id_, claims in again.items():
+            if not index.in_policy(id_) and not index.held(id_):
+                index.hold_instead(*claims)
         unheld = {id_ for id_ in self.records if not index.in_policy(id_) and not index.held(id_)}
         self._let_go([*unheld], Verdict.DROPPED)
         index.take_changes()
@@ -630,9 +676,12 @@ class DurableStore:
 
         Returns how many there were.
         """
+        ids = [*ids]
         gone = [id_ for id_ in ids if id_ in self.records]
         waited = [id_ for id_ in ids if id_ in self.unlabelled]
         self.log.forget(np.array(gone + waited, dtype=np.int64))
+        # Also what is not stored: a rule may remember it, to hold it when an alarm comes.
+        self._index.remove(ids)
         for id_ in waited:
             place = self._discard(id_)
             if place is not None:

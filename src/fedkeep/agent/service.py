@@ -7,7 +7,7 @@ import logging
 import math
 import socket
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -23,6 +23,7 @@ from fedkeep.agent.agent import Agent
 from fedkeep.agent.assembly import SampleOptions
 from fedkeep.agent.connections import Listener
 from fedkeep.agent.record import SampleMetadata
+from fedkeep.agent.stream_watch import WATCHED
 from fedkeep.config.agreement import agreement_of
 from fedkeep.core.errors import ConfigError, FedkeepError, RejectedError, optional_import
 from fedkeep.core.regions import region_term
@@ -30,6 +31,7 @@ from fedkeep.core.registry import did_you_mean
 from fedkeep.core.screening import screen_parameters, screen_samples
 from fedkeep.core.targets import error_sums
 from fedkeep.core.types import AnyArray, Vector
+from fedkeep.core.waiting import UNLABELLED
 from fedkeep.learn.evaluation import judge, predict
 from fedkeep.protocol import messages
 from fedkeep.protocol.addresses import require_loopback
@@ -46,6 +48,7 @@ _PATIENCE = 600.0
 """Seconds that a client may be silent, in the middle of a message or between two."""
 _CHUNK = 256
 _PULLED, _PULLED_BYTES = 256, 4 << 20
+_UNLABELLED, _BEHIND = "unlabelled", 1 << 62
 """Samples and bytes that are given out at a time."""
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _METRICS_PATIENCE, _METRICS_CLIENTS = 5.0, 8
@@ -191,32 +194,51 @@ class StreamApi:
 
     def _selected(self, asked: messages.SampleFilter) -> list[SampleMetadata]:
         """Return what is known of the samples that match, oldest first; the lock must be held."""
-        samples = self._agent.config.samples
-        labels = {label_number(samples, label) for label in asked.labels}
+        samples, store = self._agent.config.samples, self._agent.store
+        wanted = [label for label in asked.labels if label != _UNLABELLED]
+        labels = {label_number(samples, label) for label in wanted}
+        notes = store.notes() if wanted or not asked.labels else []
+        if _UNLABELLED in asked.labels:
+            labels.add(UNLABELLED)
+            notes += sorted(store.unlabelled.values(), key=attrgetter("arrival"))
+        own = [rule.name for rule in self._agent.config.method.rules]
+        for name in asked.rules:
+            if name not in own:
+                raise RejectedError(
+                    "select", f"there is no rule '{name}': {did_you_mean(name, own)}"
+                )
         named = {n for id_ in asked.ids for n in self._numbers(id_, asked.namespace)}
         if asked.namespace is not None and not asked.ids:
             raise RejectedError("select", "a namespace says which id is meant: give that, too")
         return [
             note
-            for note in self._agent.store.notes()
+            for note in notes
             if (not asked.ids or note.id in named)
             and (not labels or note.label in labels)
             and (not asked.sources or note.source in asked.sources)
             and (asked.since is None or note.wall >= asked.since)
             and (asked.until is None or note.wall <= asked.until)
+            and (not asked.rules or not {*asked.rules}.isdisjoint(self._held_by(note)))
         ]
+
+    def _held_by(self, note: SampleMetadata) -> Sequence[str]:
+        """Return the rules that hold a sample, or want it kept until its label comes."""
+        waits = note.label == UNLABELLED
+        return note.rules if waits else self._agent.store.holders(note.id)
 
     def _pull(self, asked: messages.Pull) -> messages.Pulled:
         agent, size, found, last = self._agent, 0, list[messages.PulledSample](), None
         is_file = agent.config.samples.decoder is not None
         with agent.lock:
             arrivals = agent.store.arrivals()
+            for id_, note in agent.store.unlabelled.items():  # they come behind what is stored
+                arrivals[id_] = _BEHIND + note.arrival
             notes = [n for n in self._selected(asked.selection) if arrivals[n.id] > asked.after]
             for note in notes:
                 if found and (size > _PULLED_BYTES or len(found) == _PULLED):
                     last = arrivals[found[-1].id]
                     break
-                data = agent.store.content(note.id)
+                data = self._content(note)
                 size += len(data)
                 time = None if math.isnan(note.time) else note.time
                 found.append(
@@ -235,6 +257,13 @@ class StreamApi:
         shape = None if is_file else agent.config.samples.shape
         return messages.Pulled(tuple(found), shape, agent.config.samples.names, last)
 
+    def _content(self, note: SampleMetadata) -> bytes:
+        """Return the file of a sample, or its numbers as little-endian float32."""
+        room, store = self._agent.device.waiting, self._agent.store
+        if note.label != UNLABELLED or room is None or store.payload(note.id) is not None:
+            return store.content(note.id)
+        return bytes(room.x([note.id])[0].astype("<f4").tobytes())
+
     def _upload(self, asked: messages.SampleFilter) -> messages.Queued:
         uploads = self._agent.uploads
         if uploads is None:
@@ -243,9 +272,10 @@ class StreamApi:
                 "no sample leaves this device: its configuration has no [upload] enabled = true",
             )
         if asked == messages.SampleFilter():
-            raise RejectedError("upload", "say what to send: ids, labels, sources or a time")
+            raise RejectedError("upload", "say what to send: ids, labels, sources, rules or a time")
         with self._agent.lock:
-            new = uploads.ask([note.id for note in self._selected(asked)])
+            chosen = [one.id for one in self._selected(asked) if one.label != UNLABELLED]
+            new = uploads.ask(chosen)
             return messages.Queued(new, len(uploads.waiting()), uploads.left_today())
 
     def _gone(self, asked: messages.Erase) -> set[int]:
@@ -363,6 +393,7 @@ def summarise(agent: Agent) -> messages.Status:
             settings="" if agent.remote is None else agent.remote.file.summary(),
             uploads="" if agent.uploads is None else agent.uploads.summary(),
             unlabelled=_waiting(agent),
+            drift=agent.watch.status(_changes(agent), store.clock.now()),
         )
 
 
@@ -382,6 +413,11 @@ def label_number(samples: SampleOptions, label: int | str | None) -> int | None:
     raise RejectedError("label", f"there is no label '{label}': {known}")
 
 
+def _changes(agent: Agent) -> dict[str, int]:
+    """Return how often the stream has changed, by what showed it."""
+    return {name: agent.counters[f"drift.{name}"] for name in WATCHED}
+
+
 def _waiting(agent: Agent) -> messages.WaitingStatus | None:
     """Return the figures of the waiting room; None without one."""
     room = agent.device.waiting
@@ -398,6 +434,8 @@ def vitals(agent: Agent) -> messages.DeviceStats:
     with agent.lock:
         labels = Counter(note.label for note in agent.store.records.values())
         counts = Counter(agent.counters.counts())
+        changes = sum(_changes(agent).values())
+        silent = len(agent.watch.silent(agent.store.clock.now()))
         figures = None if agent.device.gist is None else agent.device.gist.figures
         gist = None if figures is None else astuple(figures)
     kept, replaced = counts["kept"], counts["replaced"]
@@ -405,7 +443,15 @@ def vitals(agent: Agent) -> messages.DeviceStats:
     filled = tuple(labels[label] for label in range(agent.config.samples.count))
     arrivals = kept + replaced + refused + counts["refreshed"]
     return messages.DeviceStats(
-        labels.total(), filled, arrivals, kept, replaced, refused, gist=gist
+        labels.total(),
+        filled,
+        arrivals,
+        kept,
+        replaced,
+        refused,
+        gist=gist,
+        changes=changes,
+        silent=silent,
     )
 
 
@@ -511,6 +557,7 @@ class Collector:
             for name, count in room.counts.items():
                 left.add_metric([name], count)
             yield left
+        yield from _drift_metrics(status.drift)
         disk = self.agent.store.file.disk
         for name, text, count in (
             ("written_bytes", "Bytes handed to the store's file since the start", disk.written),
@@ -529,8 +576,33 @@ class Collector:
         )
         for name, count in status.counters.items():
             fate, _, reason = name.partition(".")
+            if fate == "drift":
+                continue
             fates.add_metric([fate, reason], count)
         yield fates
+
+
+def _drift_metrics(drift: messages.DriftStatus) -> "Iterator[Metric]":
+    """Yield whether the stream has changed, or stopped."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    changes = CounterMetricFamily(
+        "fedkeep_stream_changes", "Changes of the stream, by what showed them", labels=["of"]
+    )
+    for name, count in drift.changes.items():
+        changes.add_metric([name], count)
+    yield changes
+    quiet = GaugeMetricFamily(
+        "fedkeep_source_quiet_seconds", "Seconds since something came", labels=["source"]
+    )
+    silent = GaugeMetricFamily(
+        "fedkeep_source_silent", "1 while a source is silent", labels=["source"]
+    )
+    for source, seconds in drift.quiet_seconds.items():
+        quiet.add_metric([source], seconds)
+        silent.add_metric([source], int(source in drift.silent))
+    yield quiet
+    yield silent
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _FOR_GOOD = (
     errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOENT,
     errno.ELOOP, errno.ENAMETOOLONG,
 )  # fmt: skip
-"""What does not mend itself; a disk that is full, fails or became read-only may."""
+"""Failures that do not pass by themselves; a full, failing or read-only disk may recover."""
 _ALIGNMENT = 4
 NAME_BYTES = 24
 """Of the names that a new store keeps."""
@@ -363,6 +363,9 @@ def _open(path: Path, layout: StoreLayout, wanted: Label, cipher: Cipher | None)
         wanted = replace(wanted, form={**wanted.form, "salt": found.form["salt"]})
     file = CellFile(FileDisk(path, found.geometry.size), found.geometry, cipher)
     try:
+        # Only now is it locked: until then another program could give it another key or size.
+        if find_label(path, cipher, wanted.geometry) != (found, both):
+            raise StoreError(f"{path} was changed while it was opened: start the agent again")
         blobs, damage = file.load(), file.damage
         damage.label = not found.form
         if damage.label:
@@ -434,7 +437,7 @@ def find_label(
                 return Label(likely, {}), False
     if first.startswith(LABEL_MAGIC):
         raise ConfigError(
-            f"{path} is damaged at both ends: left untouched; an agent can mend it that is "
+            f"{path} is damaged at both ends: left untouched; an agent can repair it that is "
             "set as it was"
         )
     raise ConfigError(

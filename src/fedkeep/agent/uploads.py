@@ -53,7 +53,9 @@ class UploadOptions:
     """Samples of these labels, by number or name, are sent once they are stored."""
     sources: tuple[str, ...] = ()
     """Samples from these sources are sent once they are stored; with `labels`, both must hold. \
-Where neither is given, only what `fedkeep agent upload` asks for."""
+Where none is given, only what `fedkeep agent upload` asks for."""
+    rules: tuple[str, ...] = ()
+    """Samples that one of these rules holds are sent once they are stored; likewise."""
     daily_bytes: int = 10_000_000
     """Bytes of samples that may leave within any 24 hours."""
     queue: int = 1024
@@ -76,7 +78,7 @@ Where neither is given, only what `fedkeep agent upload` asks for."""
     @property
     def is_automatic(self) -> bool:
         """Whether samples are sent that nobody asked for one by one."""
-        return bool(self.labels or self.sources)
+        return bool(self.labels or self.sources or self.rules)
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class Uploads:
         self.error = ""
         """Why nothing is sent at present."""
         self._labels = self._chosen_labels()
+        known = [rule.name for rule in agent.config.method.rules]
+        for name in self.options.rules:
+            if name not in known:
+                raise ConfigError(f"[upload] rules: there is no rule '{name}'")
         self._target = make_target(self.options, agent.identity.name)
 
     def _chosen_labels(self) -> set[int]:
@@ -255,9 +261,15 @@ class Uploads:
                 and note.id not in asked
                 and (not self._labels or note.label in self._labels)
                 and (not self.options.sources or note.source in self.options.sources)
+                and self._is_held(note)
             ]
             found += sorted(others, key=lambda note: note.arrival)
         return found
+
+    def _is_held(self, note: SampleMetadata) -> bool:
+        """Whether a rule that is named holds a sample; true where none is named."""
+        rules = self.options.rules
+        return not rules or not {*rules}.isdisjoint(self._agent.store.holders(note.id))
 
     def left_today(self) -> int:
         """Return the bytes that may still leave within the present 24 hours."""

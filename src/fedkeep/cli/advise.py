@@ -89,7 +89,7 @@ def advise(
     folder_for_records(folder)
     chosen = backend_of(backend, on)
     jobs = processors() if chosen == "ray" else jobs
-    with _stage_progress() as tell:
+    with _stage_progress() as on_progress:
         found = ask_for_advice(
             data,
             bytes=None if bytes_ is None else _size(bytes_),
@@ -107,8 +107,8 @@ def advise(
             jobs=jobs,
             backend=chosen,
             out=folder,
-            tell=tell,
-            announce=lambda sentence: typer.echo(sentence, err=True),
+            on_progress=on_progress,
+            on_start=lambda sentence: typer.echo(sentence, err=True),
         )
     typer.echo(str(found))
     for path in found.files:
@@ -116,7 +116,7 @@ def advise(
 
 
 def _target(text: str | None) -> Literal["class", "number"] | None:
-    """Return what the label is said to be."""
+    """Return what the label is, as `--target` says it."""
     known: dict[str | None, Literal["class", "number"] | None] = {
         None: None, "class": "class", "number": "number",
     }  # fmt: skip
@@ -145,11 +145,11 @@ def _stage_progress() -> Iterator[Callable[[str, float, float], None]]:
         bar = progress.add_task("", total=1.0)
         stages: set[str] = set()
 
-        def tell(stage: str, share: float, seconds_left: float) -> None:
+        def show(stage: str, share: float, seconds_left: float) -> None:
             words = f"{stage}, about {time_in_words(seconds_left)} left"
             progress.update(bar, completed=share, description=words)
             if stage not in stages and not console.is_terminal:
                 console.print(words)
             stages.add(stage)
 
-        yield tell
+        yield show

@@ -21,7 +21,14 @@ from fedkeep.cli.agent_store import Out, label_name, open_new, store, when, writ
 from fedkeep.core.errors import ConfigError
 from fedkeep.files import atomic_write
 from fedkeep.protocol.client import AgentClient
-from fedkeep.protocol.messages import Erase, GistStatus, Reason, SampleFilter, Status
+from fedkeep.protocol.messages import (
+    DriftStatus,
+    Erase,
+    GistStatus,
+    Reason,
+    SampleFilter,
+    Status,
+)
 from fedkeep.protocol.printing import printable
 
 agent = typer.Typer(
@@ -108,6 +115,7 @@ def _show_status(now: Status) -> None:
         lines.append(
             f"overload the stream is faster than this device: one arrival of {now.stride} is valued"
         )
+    lines += _drift(now.drift)
     if now.settings:
         lines.append(f"settings {now.settings}")
     if now.uploads:
@@ -116,6 +124,20 @@ def _show_status(now: Status) -> None:
         lines.append(f"on hold  {now.waiting}; nothing is valued until then")
     lines += [f"  {name:24} {count}" for name, count in now.counters.items()]
     _print(*lines)
+
+
+def _drift(drift: DriftStatus) -> list[str]:
+    """Return whether the stream has changed or stopped, in words; nothing where neither."""
+    lines = []
+    if times := sum(drift.changes.values()):
+        found = ", ".join(f"{name} {count}" for name, count in drift.changes.items() if count)
+        last = ""
+        if drift.last_seconds is not None:
+            last = f"; {_duration(drift.last_seconds)} ago {drift.last}"
+        lines.append(f"changes  {times} of the stream ({found}){last}")
+    for source, seconds in drift.silent.items():
+        lines.append(f"silent   source '{source}': nothing has come for {_duration(seconds)}")
+    return lines
 
 
 @agent.command()
@@ -207,6 +229,9 @@ Labels = Annotated[
 Sources = Annotated[
     list[str] | None, typer.Option("--source", help="Only this source; may be repeated.")
 ]
+Rules = Annotated[
+    list[str] | None, typer.Option("--rule", help="Only what this rule holds; may be repeated.")
+]
 Since = Annotated[
     datetime | None, typer.Option(help="Stored at this time or later, by the device's clock.")
 ]
@@ -219,6 +244,7 @@ def pull_samples(
     id_: Ids = None,
     label: Labels = None,
     source: Sources = None,
+    rule: Rules = None,
     since: Since = None,
     until: Until = None,
     namespace: Namespace = None,
@@ -226,12 +252,12 @@ def pull_samples(
 ) -> None:
     """Take samples out of a running agent, with names and files as they came.
 
-    Options of one kind add up, those of different kinds must all hold. What is written is readable
-    by its owner only.
+    Options of one kind add up, those of different kinds must all hold; `--label unlabelled` are
+    those that wait for their labels. What is written is readable by its owner only.
     """
     if os.path.lexists(out):
         raise ConfigError(f"{out} exists: choose another name")
-    selection = _selection(id_, label, source, since, until, namespace)
+    selection = _selection(id_, label, source, since, until, namespace, rule)
     with AgentClient(socket, timeout=60) as client:
         parts = list(client.pull_samples(selection))
     samples = [sample for part in parts for sample in part.samples]
@@ -262,15 +288,16 @@ def upload(
     id_: Ids = None,
     label: Labels = None,
     source: Sources = None,
+    rule: Rules = None,
     since: Since = None,
     until: Until = None,
     namespace: Namespace = None,
     socket: Socket = "fedkeep.sock",
 ) -> None:
     """Queue stored samples to be sent where [upload] says, if this device consents."""
-    selection = _selection(id_, label, source, since, until, namespace)
+    selection = _selection(id_, label, source, since, until, namespace, rule)
     if selection == SampleFilter():
-        raise ConfigError("say what to send: --id, --label, --source, --since or --until")
+        raise ConfigError("say what to send: --id, --label, --source, --rule, --since or --until")
     with AgentClient(socket, timeout=60) as client:
         queued = client.upload(selection)
     typer.echo(
@@ -329,13 +356,20 @@ def _selection(
     since: datetime | None,
     until: datetime | None,
     namespace: str | None,
+    rules: list[str] | None,
 ) -> SampleFilter:
     """Return the conditions of a command's options."""
     if namespace is not None and not ids:
         raise ConfigError("--namespace says which --id is meant: give that, too, or --source")
     first, last = (None if time is None else time.timestamp() for time in (since, until))
     return SampleFilter(
-        tuple(ids or ()), tuple(labels or ()), tuple(sources or ()), first, last, namespace
+        tuple(ids or ()),
+        tuple(labels or ()),
+        tuple(sources or ()),
+        first,
+        last,
+        namespace,
+        tuple(rules or ()),
     )
 
 

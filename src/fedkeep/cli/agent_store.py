@@ -34,7 +34,7 @@ from fedkeep.agent.record import (
     split_content,
 )
 from fedkeep.agent.sample_ids import SampleIds
-from fedkeep.agent.store_file import PAYLOAD, find_label, superfluous
+from fedkeep.agent.store_file import PAYLOAD, discard_copies, find_label, superfluous
 from fedkeep.agent.store_moves import clear_away
 from fedkeep.agent.store_moves import rekey as store_rekey
 from fedkeep.core.errors import ConfigError, optional_import
@@ -189,7 +189,7 @@ def repair(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None
     """Write roots and labels anew over all that is whole; no agent may be running on it."""
     cipher = cipher_of(key_file, key_env)
     typer.echo(_summary(file, inspect(file, cipher, mend=True)))
-    typer.echo(f"mended: {len(inspect(file, cipher).notes)} samples go on")
+    typer.echo(f"repaired: {len(inspect(file, cipher).notes)} samples are left")
 
 
 @store.command()
@@ -241,6 +241,9 @@ def export(
     source: Annotated[
         list[str] | None, typer.Option(help="Only samples from this source; may be repeated.")
     ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option(help="Only samples that this rule held; may be repeated.")
+    ] = None,
     since: Annotated[
         datetime | None, typer.Option(help="Only those stored then or later, by its clock.")
     ] = None,
@@ -269,6 +272,7 @@ def export(
         and (not source or note.source in source)
         and (first is None or note.wall >= first)
         and (last is None or note.wall <= last)
+        and (not rule or not {*rule}.isdisjoint(note.rules))
     ]
     notes = [found.notes[i] for i in chosen]
     if found.payloads is None:
@@ -295,7 +299,8 @@ def rekey(
 ) -> None:
     """Encrypt a store, give it another key, or encrypt it no more; no agent may be running on it.
 
-    The file before is overwritten once the new one is whole; until then both are there.
+    The file before is overwritten once the new one is whole; until then both are there. So are the
+    copies of damaged files beside it.
     """
     new = cipher_of(new_key_file, new_key_env)
     if (new is None) != plain:
@@ -306,6 +311,7 @@ def rekey(
     clear_away(path)
     label, _ = find_label(path, cipher)
     size = store_rekey(path, label, cipher, new)
+    discard_copies(path)
     known = f"encrypted under the key {new.name}" if new else "not encrypted"
     typer.echo(f"{file} is now {known} and has {size} bytes; set key_file or key_env to match")
 

@@ -1,7 +1,8 @@
 """The `fedkeep` command: gathers the verbs."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
 import typer.core
 
@@ -22,8 +23,19 @@ from fedkeep.cli.watch import watch
 
 typer.core.HAS_RICH = False  # else it writes "\\[default: 5]" into plain help, with rich's escapes
 
+
+class CommandGroup(typer.core.TyperGroup):
+    """A group of commands that names the nearest one to a misspelt one, once."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # click has suggestions of its own since 8.4, and would print them beside typer's.
+        self.suggest_commands = not hasattr(click.exceptions, "NoSuchCommand")
+
+
 app = typer.Typer(
     name="fedkeep",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -52,6 +64,6 @@ for verb in (demo, advise, run, paper, report, watch, plan, check, export, provi
     app.command()(verb)
 app.command("list")(list_)
 app.command()(explain)
-app.add_typer(agent, name="agent")
-app.add_typer(fleet, name="fleet")
-app.add_typer(keyholder, name="keyholder")
+app.add_typer(agent, name="agent", cls=CommandGroup)
+app.add_typer(fleet, name="fleet", cls=CommandGroup)
+app.add_typer(keyholder, name="keyholder", cls=CommandGroup)

@@ -61,7 +61,7 @@ def list_(
         return
     shown = list(_components(name))
     if not shown:
-        names = [name for members in known.values() for name in members]
+        names = dict.fromkeys(name for members in known.values() for name in members)
         raise ConfigError(f"nothing is called '{name}': {did_you_mean(name, names)}")
     Console().print(*shown, sep="\n")
 

@@ -49,10 +49,10 @@ def export(
         raise ConfigError(
             f"--shape takes whole numbers above 0 with commas between them, got '{shape}'"
         )
-    told = {"loss": loss, "delta": delta, "centre": centre, "scale": scale}
-    options = {key: value for key, value in told.items() if value is not None}
-    meant = loss_of(options, None if loss == "cross-entropy" else NumberTargets())
-    if isinstance(meant, str):
+    given = {"loss": loss, "delta": delta, "centre": centre, "scale": scale}
+    options = {key: value for key, value in given.items() if value is not None}
+    chosen = loss_of(options, None if loss == "cross-entropy" else NumberTargets())
+    if isinstance(chosen, str):
         raise ConfigError("--loss takes cross-entropy, squared or huber, none of your own")
-    difference = write(torch_factory(model), sides, weights, out, meant)
+    difference = write(torch_factory(model), sides, weights, out, chosen)
     typer.echo(f"{out}: agrees with torch to {difference:.2g} (at most {TOLERANCE:g} is allowed)")

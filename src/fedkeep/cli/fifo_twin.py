@@ -35,7 +35,7 @@ def play(table: Table, record: Path, reached: Callable[[], int | None]) -> None:
     record : Path
         Where the record goes; one that is there is written anew.
     reached : callable
-        Returns the fleet's round, or None once nobody looks any more.
+        Returns the fleet's round, or None once the fleet has stopped.
     """
     experiment = resolve(table)
     simulator = Simulator(experiment)
@@ -66,7 +66,7 @@ def play(table: Table, record: Path, reached: Callable[[], int | None]) -> None:
 
 
 def main(folder: Path) -> int:
-    """Play the twin of the fleet in a folder, once its devices have said how much they store."""
+    """Play the twin of the fleet in a folder, once its devices have declared their capacities."""
     os.nice(_NICE)
     fleet = FirstFleet(folder)
     while (capacity := fleet.capacity()) is None:

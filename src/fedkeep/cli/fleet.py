@@ -1,5 +1,6 @@
 """`fedkeep fleet`: a local fleet on one machine; `provision` and `serve`: one on many."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,6 +65,7 @@ def status(folder: Folder) -> None:
         "fleet",
         "server",
         "superlink",
+        *(["run"] if "run" in services else []),
         "page",
         *(["twin"] if known.twin.exists() else []),
         *(f"{kind}-{n}" for n in devices for kind in ("agent", "node")),
@@ -119,10 +121,18 @@ def _print_progress(known: "FirstFleet", *, running: bool) -> None:
         return
     online = sum(member.online for member in line.members)
     when = "when the server last looked" if running else "before it stopped"
-    typer.echo(f"devices   {online} of {len(line.members)} online {when}")
+    seen = max((m.seen for m in line.members if m.seen is not None), default=None)
+    ago = f", {max(0, round(time.time() - seen))} s ago" if running and seen is not None else ""
+    typer.echo(f"devices   {online} of {len(line.members)} online {when}{ago}")
     for member in line.members:
         if member.refused is not None:
             typer.echo(f"trouble   {member.name}'s reports do not count: {member.refused}")
+        if member.silent:
+            typer.echo(
+                f"silent    {member.name}: nothing comes from {member.silent} of its sources"
+            )
+        if member.changes:
+            typer.echo(f"changes   {member.name}'s stream has changed {member.changes} times")
 
 
 def _require_startable(known: "FirstFleet") -> None:
@@ -133,7 +143,11 @@ def _require_startable(known: "FirstFleet") -> None:
     from fedkeep.core.regions import region_term
     from fedkeep.flower.server_app import check_specification, refuse_changes
 
-    spec = check_specification(known.specification)
+    try:
+        spec = check_specification(known.specification)
+    except ConfigError as error:
+        where = "" if str(known.specification) in str(error) else f"{known.specification}: "
+        raise ConfigError(f"{where}{error}") from None
     refuse_changes(spec, str(known.state), "fleet", f"run `fedkeep fleet reset {known.root}`")
     terms = agreement_of(spec, region_term(spec.regions), spec.samples.numbers)
     wanted = {"samples.shape": spec.samples.shape, "samples.labels": spec.samples.count}

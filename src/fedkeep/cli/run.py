@@ -145,12 +145,12 @@ def _download_progress(console: Console) -> Iterator[Callable[[str, int, int | N
     ) as progress:
         known: dict[str, bars.TaskID] = {}
 
-        def tell(name: str, done: int, total: int | None) -> None:
+        def show(name: str, done: int, total: int | None) -> None:
             if name not in known:
                 known[name] = progress.add_task(f"downloading {name}", total=total)
             progress.update(known[name], completed=done, total=total)
 
-        yield tell
+        yield show
 
 
 def time_in_words(seconds: float) -> str:

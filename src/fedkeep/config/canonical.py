@@ -51,6 +51,10 @@ _VALUES: dict[tuple[str, str], dict[str, str]] = {
 }
 """By table and key of the form: today's value, and that of the form."""
 
+_RESOLVED = {("gist", "encoding"): "used_encoding"}
+"""By table and key of the form: options that may be left out, and the property that says what is
+used then. Left out or said, the same run has the same hash."""
+
 _NAMED_BY_OPTION = {"aggregation": "fedavg"}
 """Tables whose component's name is an option of the form, with its default.
 
@@ -345,7 +349,8 @@ def _set_options(table: str, component: str | None, options: Any) -> Table:
     found: Table = {}
     for field in dataclasses.fields(options):
         key = _KEYS.get(table, {}).get(field.name, field.name)
-        value = _former_value(table, key, getattr(options, field.name))
+        used = getattr(options, _RESOLVED.get((table, key), field.name))
+        value = _former_value(table, key, used)
         default = frozen[key] if key in frozen else _own_default(field)
         if value != default:
             found[key] = value

@@ -214,12 +214,16 @@ def expand(table: Table) -> list[RunSpec]:
         if not methods or len(set(map(str, methods))) < len(methods):
             raise ConfigError(f"'methods' must be one or more different names, got {methods!r}")
         methods = method_tables(map(str, methods))
-    if not isinstance(sweep, dict) or not isinstance(methods, dict):
-        raise ConfigError("'sweep' and 'methods' must be tables")
+    if not isinstance(methods, dict):
+        raise ConfigError(
+            f"'methods' must be a list of names, such as [\"fifo\"], or tables, got {methods!r}"
+        )
+    if not isinstance(sweep, dict):
+        raise ConfigError(f"'sweep' must be a table of lists, got {sweep!r}")
     sweep = dict(flat(sweep))
     for key, values in sweep.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"'sweep.{key}' must be a list of values, got {values!r}")
+            raise ConfigError(f"'sweep.{key}' must be a list of one or more values, got {values!r}")
     for label, overrides in methods.items():
         if not isinstance(overrides, dict):
             raise ConfigError(

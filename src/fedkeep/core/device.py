@@ -1,7 +1,7 @@
 """A device of the fleet: scores what arrives, keeps the best, trains when asked (steps 3 to 6)."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal
@@ -222,6 +222,10 @@ class Device:
         """What gives class scores from a model and samples, where that is not the learner."""
         self.entering: Callable[[IntArray], None] = lambda _: None
         """Called with the ids of samples whose gradients enter the sum of arrivals."""
+        self.counted: Callable[[Batch, PerSampleGradients | None], None] = lambda *_: None
+        """Called with samples that count, once their labels are known, as measured."""
+        self.context_of: Callable[[int], RecordContext | None] = lambda _: None
+        """Tells what rules may know of a sample that waited, when its label comes."""
         self._time = 0.0
         """The latest time that the device has heard of."""
         frequencies = LabelFrequencies(count, child_seed(seed, "turns"))
@@ -254,9 +258,16 @@ class Device:
         """Make what sums arrivals: whole where any part of the device needs it, or as the gist."""
         if self.gist is None and not self.sender.sums_arrivals:
             return GradientAccumulator(0, regions)
-        if self.gist is None or self.gist.layout.whole or self.sender.sums_arrivals:
+        if self.gist is None or self.sender.sums_arrivals:
             return GradientAccumulator(self.learner.gradient_size, regions)
-        return GradientAccumulator(self.gist.size, regions, layout=self.gist.layout)
+        layout, encoding = self.gist.layout, self.gist.options.window_encoding
+        seed = child_seed(self.seed, "window")
+        if layout.whole:
+            size = self.learner.gradient_size
+            return GradientAccumulator(size, regions, encoding=encoding, seed=seed)
+        return GradientAccumulator(
+            layout.size, regions, layout=layout, encoding=encoding, seed=seed
+        )
 
     @property
     def global_gradient(self) -> Vector | None:
@@ -417,27 +428,38 @@ class Device:
         if context is None:
             context = RecordContext(times=np.broadcast_to(np.float64(time), len(batch)))
 
+        known = self._predictions(batch.x)
+        if measurements is not None:
+            known["loss"] = measurements.losses
+        return rules.look(batch, context, known)
+
+    def _predictions(self, x: AnyArray) -> dict[str, Callable[[], AnyArray]]:
+        """Give what tells `prediction` and `confidence`, once they are looked at."""
+
         @cache
         def predicted() -> FloatArray:
-            found = self._probabilities(batch.x)
-            return np.full((len(batch), 1), np.nan) if found is None else found
+            found = self._probabilities(x)
+            return np.full((len(x), 1), np.nan) if found is None else found
 
         def most_likely() -> FloatArray:
             found = predicted()
             return np.where(np.isnan(found[:, 0]), np.nan, found.argmax(axis=1))
 
-        known: dict[str, Callable[[], AnyArray]] = {
-            "prediction": most_likely,
-            "confidence": lambda: predicted().max(axis=1),
-        }
-        if measurements is not None:
-            known["loss"] = measurements.losses
-        return rules.look(batch, context, known)
+        return {"prediction": most_likely, "confidence": lambda: predicted().max(axis=1)}
+
+    def screen_unlabelled(
+        self, x: AnyArray, ids: IntArray, context: RecordContext
+    ) -> tuple[BoolArray, dict[int, list[str]]]:
+        """Ask the rules about samples that come without labels; see `RuleBook.screen`."""
+        assert self.rules is not None, "this device has no rules"
+        return self.rules.screen(ids, context, self._predictions(x))
 
     def _ingest_allowed(
         self, batch: Batch, time: float | FloatArray, allowed: BoolArray
     ) -> Outcome:
         """Ingest part of a batch; the rest is refused and counts nowhere."""
+        if self.waiting is not None:
+            self.waiting.leave(batch.ids[~allowed], Departure.LABELLED)
         own, n = batch.take(allowed), len(batch)
         part = time[allowed] if isinstance(time, np.ndarray) else time
         found = Outcome(
@@ -459,6 +481,7 @@ class Device:
         if self.waiting is not None:
             self._time = max(self._time, float(np.max(time)))
             self.waiting.leave(batch.ids, Departure.LABELLED)
+        self.counted(batch, measurements)
         regions = self.regions.assign(batch, measurements)
         self.meter.observe(regions, time)
         if measurements is not None:
@@ -468,7 +491,9 @@ class Device:
             self.sender.add(measurements, regions)
         return self.selection.offer(batch, regions, measurements)
 
-    def wait(self, x: AnyArray, ids: IntArray, time: float) -> list[tuple[OfferResult, bool]]:
+    def wait(
+        self, x: AnyArray, ids: IntArray, time: float, held: Container[int] = ()
+    ) -> list[tuple[OfferResult, bool]]:
         """Take in valid samples without labels; the rule of the waiting room decides which wait.
 
         One whose label came before it, or is given by the model itself, counts as an arrival.
@@ -481,6 +506,8 @@ class Device:
             Their ids; one that is stored or waits already changes nothing.
         time : float
             When they came.
+        held : container of int
+            The ids of those that rules want kept.
 
         Returns
         -------
@@ -505,7 +532,8 @@ class Device:
                 self.waiting.counts["pseudo"] += 1
             if label is None:
                 own = None if scores is None else scores[one]
-                results.append((self.waiting.offer(x[one], ids[one], own)[0], False))
+                [fate] = self.waiting.offer(x[one], ids[one], own, held=id_ in held)
+                results.append((fate, False))
                 continue
             outcome = self._count(Batch(x[one], self._target(label), ids[one]), time)
             results.append((OfferResult(int(outcome.results[0])), True))
@@ -562,13 +590,27 @@ class Device:
         labels = self.waiting.confident(self.predict(x))
         sure = np.flatnonzero(labels != UNLABELLED)
         if len(sure):
+            contexts = [self.context_of(id_) for id_ in ids[sure].tolist()]
             self.waiting.leave(ids[sure], Departure.PSEUDO)
-            self._count(Batch(x[sure], labels[sure], ids[sure]), self._time)
+            self._count(Batch(x[sure], labels[sure], ids[sure]), self._time, contexts)
         return len(sure)
 
-    def _count(self, batch: Batch, time: float) -> Outcome:
+    def _count(
+        self,
+        batch: Batch,
+        time: float,
+        contexts: Sequence[RecordContext | None] | None = None,
+    ) -> Outcome:
         """Take in samples whose labels are known now, as arrivals of now."""
-        return self.ingest(batch, time, self.measure(batch))
+        if self.rules is None:
+            return self.ingest(batch, time, self.measure(batch))
+        if contexts is None:
+            contexts = [self.context_of(id_) for id_ in batch.ids.tolist()]
+        outcomes = []
+        for i, context in enumerate(contexts):
+            one = batch.take(slice(i, i + 1))
+            outcomes.append(self.ingest(one, time, self.measure(one), context))
+        return Outcome.concatenate(outcomes)
 
     def _target(self, label: float) -> AnyArray:
         """Make the targets of one sample's batch from its label."""

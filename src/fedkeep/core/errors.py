@@ -110,6 +110,15 @@ class RejectionReason(StrEnum):
     PLAN_SIZE = "plan-size"
     PLAN_WEIGHTS = "plan-weights"
 
+    # What an operator asks of an agent.
+    LABEL = "label"
+    PAYLOAD = "payload"
+    SELECT = "select"
+    SETTINGS = "settings"
+    SIGNATURE = "signature"
+    STREAM = "stream"
+    UPLOAD = "upload"
+
     # Any message or file.
     ERROR = "error"
     MALFORMED = "malformed"

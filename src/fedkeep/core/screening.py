@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeep.core.bounds import check_range
 from fedkeep.core.errors import RejectedError, RejectionReason
-from fedkeep.core.gist.codec import PackedVector
+from fedkeep.core.gradients.codec import PackedVector
 from fedkeep.core.gradients.layout import GradientLayout
 from fedkeep.core.planning.profiles import FASTEST
 from fedkeep.core.targets import NumberTargets

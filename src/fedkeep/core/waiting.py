@@ -114,13 +114,20 @@ class WaitingJournal(Protocol):
     def leaves(self, id_: int, how: Departure) -> None:
         """Note that a sample has left, other than for a newcomer."""
 
+    def held(self) -> list[int]:
+        """Give the ids of what waited and rules want kept, when the process ended."""
+
     def waiting(self) -> tuple[AnyArray, IntArray, IntArray]:
         """Give samples, ids and arrival numbers of what waited when the process ended."""
 
 
 class _Place(NamedTuple):
-    """A sample's place: of a region the lowest key leaves first, of equals the oldest."""
+    """A sample's place: of a region the lowest key leaves first, of equals the oldest.
 
+    What a rule wants kept leaves after all others.
+    """
+
+    held: bool
     key: float
     arrival: int
     id: int
@@ -177,6 +184,8 @@ class WaitingRoom:
         """Region and place of each sample."""
         self._ranked: list[list[_Place]] = [[] for _ in range(max(1, labels))]
         """The samples of each region, the lowest key first."""
+        self._held: set[int] = set()
+        """What a rule wants kept: at most half of what may wait."""
         self.early: dict[int, float] = {}
         """Labels that came before their samples, by id, oldest first."""
         self.counts = dict.fromkeys(COUNTED, 0)
@@ -209,7 +218,9 @@ class WaitingRoom:
         """Give waiting samples, which stay where they are."""
         return np.stack([self._x[id_] for id_ in ids])
 
-    def offer(self, x: AnyArray, ids: IntArray, scores: FloatArray | None) -> list[OfferResult]:
+    def offer(
+        self, x: AnyArray, ids: IntArray, scores: FloatArray | None, *, held: bool = False
+    ) -> list[OfferResult]:
         """Offer samples in order, however a stream is cut into batches.
 
         Parameters
@@ -220,6 +231,8 @@ class WaitingRoom:
             Their ids; one that waits already changes nothing.
         scores : ndarray or None
             The probability of each label under the present model, (n, Y); None without a model.
+        held : bool
+            Whether a rule wants them kept: then no other displaces them, and they do not expire.
 
         Returns
         -------
@@ -236,7 +249,7 @@ class WaitingRoom:
             if id_ in self:
                 results.append(OfferResult.REFRESHED)
                 continue
-            place = _Place(float(keys[i]), first + i, id_)
+            place = _Place(held and self._may_hold, float(keys[i]), first + i, id_)
             admitted, displaced = self._way_in(int(regions[i]), place)
             if not admitted:
                 results.append(OfferResult.REFUSED)
@@ -246,9 +259,28 @@ class WaitingRoom:
                 self.counts["displaced"] += 1
                 self._take_out(displaced)
             self._put(x[i].copy(), int(regions[i]), place)
+            if place.held:
+                self._held.add(id_)
             if self._journal is not None:
                 self._journal.waits(id_, x[i], first + i, displaced)
         return results
+
+    @property
+    def _may_hold(self) -> bool:
+        return len(self._held) < max(1, self.slots // 2)
+
+    def hold(self, id_: int) -> bool:
+        """Let a rule keep a sample that waits already; False where too many are."""
+        if not self._may_hold or id_ not in self._x:
+            return False
+        x = self._x[id_]
+        region, place = self._places[id_]
+        order = [*self._x]
+        self._take_out(id_)
+        self._held.add(id_)
+        self._put(x, region, place._replace(held=True))
+        self._x = {one: self._x[one] for one in order}  # it stays as old as it was
+        return True
 
     def leave(self, ids: IntArray, how: Departure) -> None:
         """Let samples go, those among them that wait."""
@@ -321,7 +353,9 @@ class WaitingRoom:
         if self._journal is not None:
             return state
         x = self.x([*self._x]) if self._x else np.zeros((0, 0), dtype=np.float32)
-        return state | {"x": x, "ids": self.ids, "arrivals": self.arrivals}
+        held = np.array(sorted(self._held), dtype=np.int64)
+        waits = {"x": x, "ids": self.ids, "arrivals": self.arrivals}
+        return state | waits | ({"held": held} if len(held) else {})
 
     def restore(self, state: State) -> None:
         """Become what `snapshot` described; `rank` then ranks it under the device's model.
@@ -337,6 +371,8 @@ class WaitingRoom:
         none = np.zeros(0, dtype=np.int64)
         found = (state.get("x", none), state.get("ids", none), state.get("arrivals", none))
         x, ids, arrivals = found if self._journal is None else self._journal.waiting()
+        kept = state.get("held", none).tolist() if self._journal is None else self._journal.held()
+        self._held = set(kept) & set(ids.tolist())
         self.counts["arrived"] = max(self.counts["arrived"], int(arrivals.max(initial=-1)) + 1)
         order = np.argsort(arrivals, kind="stable")
         self._fill(x[order], ids[order], arrivals[order], None)
@@ -355,10 +391,13 @@ class WaitingRoom:
         most = max(held)
         if most >= held[region] + 2:
             lowest = min(ranked[0] for ranked in self._ranked if len(ranked) == most)
-            return True, lowest.id
+            if place.held or not lowest.held:
+                return True, lowest.id
         rivals = [self._ranked[region]] if held[region] else self._ranked
         lowest = min(ranked[0] for ranked in rivals if ranked)
-        return (True, lowest.id) if place.key > lowest.key else (False, None)
+        if place.held and lowest.held:  # it has a region of its own kind to itself
+            lowest = min(ranked[0] for ranked in self._ranked if ranked)
+        return (True, lowest.id) if place[:2] > lowest[:2] else (False, None)
 
     def _put(self, x: AnyArray, region: int, place: _Place) -> None:
         self._x[place.id] = x
@@ -367,6 +406,7 @@ class WaitingRoom:
 
     def _take_out(self, id_: int) -> None:
         del self._x[id_]
+        self._held.discard(id_)
         region, place = self._places.pop(id_)
         ranked = self._ranked[region]
         del ranked[bisect_left(ranked, place)]
@@ -380,7 +420,7 @@ class WaitingRoom:
         regions, keys = self._rank_by_rule(ids, arrivals, scores)
         columns = zip(x, *(c.tolist() for c in (regions, keys, arrivals, ids)), strict=True)
         for sample, region, key, arrival, id_ in columns:
-            self._put(sample, region, _Place(key, arrival, id_))
+            self._put(sample, region, _Place(id_ in self._held, key, arrival, id_))
 
     def _rank_by_rule(
         self, ids: IntArray, arrivals: IntArray, scores: FloatArray | None
@@ -408,8 +448,8 @@ class WaitingRoom:
         """Let go of what has waited too long when this arrival comes."""
         given = self.options.max_age
         most = _PATIENCE * self.longest if given is None else given
-        while self._x and most and (given or len(self) >= self.slots):
-            id_ = next(iter(self._x))
-            if self._places[id_][1].arrival >= arrival - most:
+        while most and (given or len(self) >= self.slots):
+            first = next((id_ for id_ in self._x if id_ not in self._held), None)
+            if first is None or self._places[first][1].arrival >= arrival - most:
                 return
-            self.leave(np.array([id_]), Departure.EXPIRED)
+            self.leave(np.array([first]), Departure.EXPIRED)

@@ -155,8 +155,8 @@ class Custom:
         for members, purpose in ((train, "training"), (test, "testing")):
             if not len(members.indices):
                 raise DataError(
-                    f"{table.origin} leaves no sample for {purpose}: "
-                    "the model needs some for either"
+                    f"there is no sample for {purpose} in {table.origin}: give devices more "
+                    "samples, change test_fraction, or mark samples in a column test"
                 )
         if targets is None and len(label_names) < 2:
             raise DataError(
@@ -236,7 +236,7 @@ def checked_features(table: SampleTable) -> AnyArray:
         If there is no sample, or a feature is no finite number.
     """
     if len(table.x) == 0:
-        raise DataError(f"{table.origin} holds no sample")
+        raise DataError(f"there is no sample in {table.origin}")
     if table.x.dtype.kind not in "fiub":
         raise DataError(f"{table.origin}: x must be numbers, got {table.x.dtype}")
     if not all(table.x.shape[1:]):
@@ -540,6 +540,15 @@ def table_of_columns(
     )
 
 
+def _other_separator(header: Iterable[str]) -> str:
+    """Return what to do about a header whose names are not separated by commas; else nothing."""
+    names = list(header)
+    for mark in ";\t|":
+        if len(names) == 1 and mark in names[0]:
+            return f"its cells are separated by {mark!r}: save it with commas"
+    return ""
+
+
 def _reject_columns(
     origin: str, by_name: Mapping[str, AnyArray], device: str, label: str, time: str | None
 ) -> None:
@@ -551,13 +560,9 @@ def _reject_columns(
         named["device"] = device
     for key, name in named.items():
         if name not in by_name:
-            known, only = ", ".join(by_name), next(iter(by_name))
-            split = next((mark for mark in ";\t|" if len(by_name) == 1 and mark in only), None)
-            hint = f"its cells are separated by {split!r}: save it with commas"
-            raise DataError(
-                f"{origin} has no column {name!r}; it has {known} "
-                f"({hint if split else f'set task.{key}'})"
-            )
+            hint = _other_separator(by_name) or f"set task.{key}"
+            known = ", ".join(by_name)
+            raise DataError(f"{origin} has no column {name!r}; it has {known} ({hint})")
     roles = [name for name in (device, label, time) if name is not None]
     if len(set(roles)) < len(roles):
         raise DataError(f"{origin}: device, label and time must be different columns, got {roles}")
@@ -680,11 +685,17 @@ def _read_csv(path: Path) -> tuple[dict[str, AnyArray], RowName]:
                     raise DataError(f"{path}, line {lines.line_num}: a cell holds a zero byte")
                 if len(cells) != len(header):
                     here = f"{path}, line {lines.line_num}"
-                    raise DataError(f"{here}: {len(cells)} cells, but the header has {len(header)}")
+                    hint = _other_separator(header)
+                    raise DataError(
+                        f"{here}: {len(cells)} cells, but the header has {len(header)}"
+                        + (f" ({hint})" if hint else "")
+                    )
                 rows.append([cell.strip() for cell in cells])
                 numbers.append(lines.line_num)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8: save it as CSV in UTF-8") from None
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read as CSV: {error}") from None
     for name, count in Counter(header).items():
         if count > 1:
             raise DataError(

@@ -1,10 +1,9 @@
 """The command lines of a deployment, for the operator, for `fedkeep serve` and for the tests."""
 
 import json
-import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedkeep.core.errors import ConfigError
@@ -14,6 +13,24 @@ from fedkeep.protocol.addresses import Address, is_loopback
 
 CONNECTION = "fedkeep"
 """The name of the SuperLink in Flower's own config.toml."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server that looks after itself says of its SuperLink and its run."""
+
+    server: int
+    """Its process."""
+    superlink: int
+    """The process of its SuperLink."""
+    restarts: int = 0
+    """How often it has started that again."""
+    reason: str = ""
+    """Why the SuperLink last ended."""
+    resumed: int = 0
+    """How often the run has ended early, and was resumed, on a SuperLink that went on."""
+    run_reason: str = ""
+    """How the run last ended."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +100,17 @@ class Deployment:
         with atomic_write(file) as opened:  # a full disk leaves what was there
             opened.write(text.encode())
 
-    def note_serving(self, superlink: int, restarts: int) -> None:
-        """Write down that this process serves, with its SuperLink and how often that was restarted.
-
-        The nodes' keys are registered then.
-        """
+    def note_serving(self, serving: "Serving") -> None:
+        """Write down that a process serves; the nodes' keys are registered then."""
         with atomic_write(self.root / "serving.json") as file:
-            file.write(json.dumps([os.getpid(), superlink, restarts]).encode())
+            file.write(json.dumps(asdict(serving)).encode())
 
-    def serving(self) -> tuple[int, int, int] | None:
-        """Return what was noted last: the numbers of server and SuperLink, and restarts."""
+    def serving(self) -> "Serving | None":
+        """Return what was noted last; None if that was nothing, or cannot be read."""
         try:
-            server, superlink, restarts = json.loads((self.root / "serving.json").read_text())
+            return Serving(**json.loads((self.root / "serving.json").read_text()))
         except (OSError, ValueError, TypeError):
             return None
-        return int(server), int(superlink), int(restarts)
 
     def superlink(self) -> list[str]:
         """Return the command of the SuperLink.

@@ -70,7 +70,7 @@ held_out = "{home}/held_out.npz" # samples that the model is tested on and never
 {samples}
 [store]
 path = "{home}/samples.store"
-budget = 98304
+budget = 81920
 
 [[source]]
 kind = "iterator"

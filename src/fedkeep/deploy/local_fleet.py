@@ -17,18 +17,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedkeep.core.errors import FedkeepError, MissingExtraError
-from fedkeep.deploy.deployment import CONNECTION, Deployment
+from fedkeep.deploy.deployment import CONNECTION, Deployment, Serving
 from fedkeep.deploy.ports import listeners, require_free
 
 log = logging.getLogger("fedkeep.flower")
 
 Settings = Mapping[str, str | int | float | bool]
-_START_SECONDS, _RESTARTS = 60.0, 3
+_START_SECONDS, _RESTARTS = 180.0, 3
 _SETTLED_SECONDS = 600.0
 """A run that lasted longer before it ended is no failure in a row."""
 _REGISTERING = 4
@@ -220,9 +221,10 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
         if not deployment.insecure:
             fleet.register()
             log.info("the nodes are registered: start their SuperNodes")
-        failures = superlink_restarts = 0
-        deployment.note_serving(fleet.processes["superlink"].pid, 0)
+        failures = 0
+        noted = Serving(os.getpid(), fleet.processes["superlink"].pid)
         while True:
+            deployment.note_serving(noted)
             began = time.monotonic()
             status = _play(fleet, app, {**settings, "state.resume": resume})
             if status == "finished:completed":
@@ -235,12 +237,29 @@ def serve(deployment: Deployment, app: Path, settings: Settings, *, resume: bool
                     f"the run ended early {failures} times in a row, the last time as: {status}; "
                     f"see {deployment.root}/superlink.log"
                 )
-            if not fleet.is_alive("superlink"):
-                fleet.kill("superlink")
-                fleet.start_superlink()
-                superlink_restarts += 1
-                deployment.note_serving(fleet.processes["superlink"].pid, superlink_restarts)
+            if fleet.is_alive("superlink"):
+                noted = replace(noted, resumed=noted.resumed + 1, run_reason=status)
+            else:
+                noted = _with_new_superlink(fleet, noted)
                 log.info("the SuperLink is started again; the run is resumed")
+
+
+def _with_new_superlink(fleet: LocalFleet, noted: Serving) -> Serving:
+    """Start the SuperLink again, and return what is to be said of it."""
+    why = ending(fleet.processes["superlink"].returncode)
+    fleet.kill("superlink")
+    fleet.start_superlink()
+    pid = fleet.processes["superlink"].pid
+    return replace(noted, superlink=pid, restarts=noted.restarts + 1, reason=why)
+
+
+def ending(code: int) -> str:
+    """Say how a process ended, by its exit code.
+
+    >>> ending(3), ending(-9)
+    ('ended with code 3', 'was killed by signal 9')
+    """
+    return f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
 
 
 def _play(fleet: LocalFleet, app: Path, settings: Settings) -> str:
@@ -255,8 +274,7 @@ def _play(fleet: LocalFleet, app: Path, settings: Settings) -> str:
     except FedkeepError:
         if fleet.is_alive("superlink"):
             raise
-        code = fleet.processes["superlink"].returncode
-        return f"the SuperLink has ended with code {code}"
+        return f"the SuperLink {ending(fleet.processes['superlink'].returncode)}"
 
 
 def family_of(pid: int) -> list[int]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedkeep.core.errors import FedkeepError
-from fedkeep.deploy.deployment import Deployment
+from fedkeep.deploy.deployment import Deployment, Serving
 from fedkeep.deploy.first_fleet import FirstFleet
-from fedkeep.deploy.local_fleet import LocalFleet, free_port
+from fedkeep.deploy.local_fleet import LocalFleet, ending, free_port
 from fedkeep.deploy.services import ServiceStatus, write_services
 
 log = logging.getLogger("fedkeep.fleet")
@@ -67,6 +67,7 @@ class Supervisor:
         self._root, python = root, [sys.executable, "-m"]
         self._fleet = LocalFleet(Deployment(root, port=port))
         known, self._failing = FirstFleet(root), False
+        self._noted: Serving | None = None
         known.record.parent.mkdir(exist_ok=True)
         server = ["fedkeep", "serve", str(known.specification), "--credentials", str(root)]
         server += ["--port", str(port), "--run", "fleet", "--resume"]
@@ -125,27 +126,40 @@ class Supervisor:
         for name, process in self._processes.items():
             pid = None if process.ended else self._fleet.processes[name].pid
             services[name] = ServiceStatus(pid, process.restarts, process.reason)
-        if (superlink := self._superlink()) is not None:
-            services["superlink"] = superlink
+        services |= self._of_server()
         write_services(self._root, services)
 
     def _is_serving(self) -> bool:
         """Whether the server knows the nodes' keys: a SuperNode that comes earlier ends at once."""
-        return self._superlink() is not None
+        return self._serving() is not None
 
-    def _superlink(self) -> ServiceStatus | None:
-        """Return the SuperLink as the server that runs noted it; None before it did."""
+    def _serving(self) -> Serving | None:
+        """Return what the server that runs has noted; None before it did."""
         server, noted = self._fleet.processes.get("server"), self._fleet.deployment.serving()
-        if server is None or noted is None or noted[0] != server.pid:
-            return None
-        ended = "was started again by the server" if noted[2] else ""
-        return ServiceStatus(noted[1], noted[2], ended)
+        return noted if server is not None and noted and noted.server == server.pid else None
+
+    def _of_server(self) -> dict[str, ServiceStatus]:
+        """Return SuperLink and run as the server that runs noted them."""
+        noted = self._serving()
+        if noted is None:
+            return {}
+        if noted != self._noted:
+            self._noted = noted
+            if noted.restarts:
+                log.warning("the superlink %s, and is started again", noted.reason)
+            if noted.resumed:
+                log.warning("the run ended as: %s, and is resumed", noted.run_reason)
+        found = {"superlink": ServiceStatus(noted.superlink, noted.restarts, noted.reason)}
+        if noted.resumed:  # a run is no process of ours: it lives with its SuperLink
+            ended = f"ended as: {noted.run_reason}"
+            found["run"] = ServiceStatus(noted.superlink, noted.resumed, ended)
+        return found
 
     def _note_end(self, name: str, process: _Process, now: float) -> None:
         code = self._fleet.processes[name].returncode
         lived = now - (process.begun or now)
         process.quick_ends = 1 if lived > _SETTLED_SECONDS else process.quick_ends + 1
-        by = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
+        by = ending(code)
         last = last_words(self._root / f"{name}.log") if code > 0 else ""
         process.reason, process.ended = f"{by}{': ' * bool(last)}{last}", True
         log.warning("%s %s", name, process.reason)

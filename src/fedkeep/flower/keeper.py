@@ -20,7 +20,7 @@ from fedkeep.config.method import MethodConfig, parse_method
 from fedkeep.config.presets import DEFAULT, DEFAULT_POLICY
 from fedkeep.core.bounds import check_whole
 from fedkeep.core.device import Device
-from fedkeep.core.errors import ConfigError
+from fedkeep.core.errors import ConfigError, FedkeepError
 from fedkeep.core.gist import StoredGradients
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import OfferResult
@@ -460,7 +460,9 @@ class Keeper:
         stream.trained_on = frozenset(stored.ids.tolist())
         close = self._release.close_estimate
         self._report, correction, gradients = _participate(device, order, close)
-        self._steps = self._step_correction(stream.model, stored, correction, gradients)
+        self._steps = self._step_correction(
+            stream.model, order.model, stored, correction, gradients
+        )
         self._settle_targets(sorted(stream.kept))
         self._report = self._release.release(self._report, order)
 
@@ -662,7 +664,7 @@ class Keeper:
         )
         if self._settings.private:
             size = device.exchange.size(model.learner)
-            encoding = method.gist.encoding if method.gist.kept else "float32"
+            encoding = method.gist.used_encoding if method.gist.kept else "float32"
             self._release = ReleasePipeline(method.privacy, size, self._save, encoding=encoding)
         device.entering = self._release.see
         device.logits = model.learner.logits_of
@@ -671,6 +673,7 @@ class Keeper:
     def _step_correction(
         self,
         model: "UserModel",
+        synced: Vector,
         batch: Batch,
         correction: Vector | None,
         stored: StoredGradients | None,
@@ -695,6 +698,7 @@ class Keeper:
             variance=float(before.projections(gradient).var()),
             loss=float(before.losses().mean()),
             evidence=UnitEvidence(*map(self._recall, ("along", "expected", "variance"))),
+            mixing=lambda: model.mixing_in_training(synced, batch.take(slice(0, _CHECKED_SAMPLES))),
         )
 
     def _finish_steps(self) -> None:
@@ -738,6 +742,7 @@ class Keeper:
             "example": stream.example,
             "checked": stream.checked,
             "as_float": stream.pool.as_float,
+            "sizes": [stream.model.learner.size, stream.model.learner.gradient_size],
         }
         form = stream.pool.form.to_json().encode()
         self._memory.save(
@@ -753,7 +758,34 @@ class Keeper:
         )
 
     def _restored(self, state: State) -> _Stream:
-        """Make what was saved."""
+        """Make what was saved.
+
+        Raises
+        ------
+        ConfigError
+            If it was saved for another model, or with options that it does not fit.
+        """
+        try:
+            stream = self._read(state)
+            learner = stream.model.learner
+            saved, now = state.get("sizes"), [learner.size, learner.gradient_size]
+            if saved is None or saved.tolist() == now:
+                return stream
+            why = f"gradients of {saved[1]} of {saved[0]} parameters, now {now[1]} of {now[0]}"
+        except (FedkeepError, KeyError, ValueError) as error:
+            why = (
+                f"state '{error.args[0]}' is not there"
+                if isinstance(error, KeyError)
+                else str(error)
+            )
+        raise ConfigError(
+            f"what this keeper saved does not fit the model and options it is opened with ({why}): "
+            f"give it those of before, delete {self._memory.path} to begin anew, or, if an app has "
+            "several keepers, give each a directory= of its own"
+        )
+
+    def _read(self, state: State) -> _Stream:
+        """Make a stream of what was saved, whose arrays may be of another model."""
         self._counts.update(from_array(state["counts"], dict[str, int]))
         form = PoolForm.from_json(state["samples"].tobytes().decode())
         pool = SamplePool(form, as_float=bool(state["as_float"]))
@@ -761,9 +793,7 @@ class Keeper:
         labels, example = int(state["labels"]), int(state["example"])
         if self._settings.edges and labels != len(self._settings.edges) + 1:
             raise ConfigError(
-                f"this keeper was saved with {labels} intervals or classes, and edges make "
-                f"{len(self._settings.edges) + 1}: give it the edges of before, or another "
-                "directory"
+                f"{labels} intervals or classes, and edges make {len(self._settings.edges) + 1}"
             )
         model = self._user_model(pool, example)
         model.learner.load_constants(strip_prefix("constants", state))

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedkeep.core.errors import RejectedError, RejectionReason
-from fedkeep.core.gist.codec import Encoding, PackedVector, packed_form, scale_count, unpack
+from fedkeep.core.gradients.codec import Encoding, PackedVector, packed_form, scale_count, unpack
 from fedkeep.core.types import Vector
 
 KEEPER = "fedkeep.keeper"
@@ -154,7 +154,7 @@ def read_gradient(record: ConfigRecord) -> Vector:
 
     Examples
     --------
-    >>> from fedkeep.core.gist.codec import pack, unpack
+    >>> from fedkeep.core.gradients.codec import pack, unpack
     >>> vector = unpack(pack(np.ones(100, np.float32), "int8", seed=0), 100)
     >>> fields = gradient_fields(vector)
     >>> len(fields["local_gradient"]), read_gradient(ConfigRecord(fields)).round(6).tolist()[:2]

@@ -6,11 +6,12 @@ fleet (`core.aggregation.pipeline`), with the same limits.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -37,7 +38,7 @@ from fedkeep.flower.keeper_records import (
     check_version,
     read_gradient,
 )
-from fedkeep.flower.reply_updates import ModelLayout, updates_in
+from fedkeep.flower.reply_updates import ModelLayout, odd_ones, updates_in
 from fedkeep.flower.rounds import Rejections
 from fedkeep.records import End, Evaluation, Header, Line, Recorder, Round
 from fedkeep.records.measures import GIST, gist_line
@@ -53,6 +54,7 @@ _REASON_LENGTH = 300
 _SECAGG_WORDS = ("secaggplus", "secure_aggregation")
 _MAX_COUNT = 10**15
 _MAX_RANK = 4096
+_Merged = TypeVar("_Merged")
 _MAX_SAMPLES = 10**9
 """No local gradient is the mean of more arrivals."""
 
@@ -209,11 +211,14 @@ class KeeperStrategy(Strategy):
         gradients = self._take_gradients(ours, server_round, rejections)
         reports, gists = self._take_reports(ours)
         counted, estimates, filtered = self._screen(ours, gradients, server_round, rejections)
-        self._estimator.update(estimates)
-        self._accepted.update(dict.fromkeys(gradients, server_round))
-        arrays, metrics = self._inner.aggregate_train(server_round, counted)
+        aggregate = self._inner.aggregate_train
+        arrays, metrics = self._merged(partial(aggregate, server_round), counted, rejections)
 
         rejected = rejections.take()
+        for odd in (r.device for r in rejected if r.reason == RejectionReason.WRONG_RECORDS):
+            estimates.pop(odd, None)
+        self._estimator.update(estimates)
+        self._accepted.update(dict.fromkeys(gradients, server_round))
         self._write(self._round(server_round, listed, reports, rejected))
         if gists:
             self._write(gist_line(server_round, gists))
@@ -238,7 +243,8 @@ class KeeperStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the inner strategy's metrics; record accuracy and loss if they are there."""
-        metrics = self._inner.aggregate_evaluate(server_round, replies)
+        aggregate = partial(self._inner.aggregate_evaluate, server_round)
+        metrics = self._merged(aggregate, list(replies), Rejections())
         found = {
             name: value for name, value in (metrics or {}).items() if isinstance(value, int | float)
         }
@@ -329,6 +335,27 @@ class KeeperStrategy(Strategy):
         if words not in self._warned:
             self._warned.add(words)
             log.warning(words, *values)
+
+    def _merged(
+        self,
+        aggregate: Callable[[list[Message]], _Merged],
+        replies: list[Message],
+        rejections: Rejections,
+    ) -> _Merged:
+        """Let the inner strategy merge the replies; if it cannot, those that are like most.
+
+        Strategies of Flower's raise where one reply has other records than the others, which would
+        end the run.
+        """
+        try:
+            return aggregate(replies)
+        except Exception:
+            odd = odd_ones(replies)
+            if not odd:
+                raise
+        for node, why in odd.items():
+            rejections.add(Rejection(node, RejectionReason.WRONG_RECORDS, why))
+        return aggregate([reply for reply in replies if reply.metadata.src_node_id not in odd])
 
     def _write(self, line: Line) -> None:
         if self._recorder is not None:
@@ -426,6 +453,9 @@ class KeeperStrategy(Strategy):
             updates[node].replace(valid[node], counts)
         out |= updates.keys() - merged.keys()
         counted = [reply for reply in replies if reply.metadata.src_node_id not in out]
+        if merged and not any(report.weight for report in merged.values()):
+            self._warn_once("every reply has %s = 0: nothing is merged in such a round", key)
+            counted = []
 
         for node in result.dropped_gradients:
             self._estimator.forget(node)

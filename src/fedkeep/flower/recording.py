@@ -136,6 +136,8 @@ class FleetRecorder:
                 capacity=entry.profile.capacity, stored=stored, labels=labels,
                 accuracy=None if np.isnan(reported.accuracy) else reported.accuracy,
                 refused=self._rejected.get(device),
+                changes=None if vitals is None else vitals.changes,
+                silent=0 if vitals is None else vitals.silent or 0,
             )  # fmt: skip
             members.append(member)
         if members != self._written or time.monotonic() - self._written_at > _SIGN_OF_LIFE_SECONDS:

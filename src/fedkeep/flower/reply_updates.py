@@ -1,16 +1,19 @@
 """Replies of any Flower app as reports of the core, and back: what the robust stages work on."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedkeep.core.errors import RejectedError, RejectionReason
 from fedkeep.core.types import AnyArray, Report, Vector
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What layers count and do not learn: no part of an update."""
+_MOST_NAMED = 3
+"""Differences of a reply that its rejection names."""
 
 
 class ModelLayout:
@@ -162,6 +165,47 @@ def updates_in(
     }
     fitting = sum(layout.fits(update.arrays) for update in updates.values())
     return updates if 2 * fitting > len(sent) else {}
+
+
+def odd_ones(replies: list[Message]) -> dict[int, str]:
+    """Find the replies whose records are not those of most, as strategies want them all alike.
+
+    Returns
+    -------
+    dict of int to str
+        By node, what differs; empty if no form is that of more than half.
+    """
+    forms = {r.metadata.src_node_id: _form(r.content) for r in replies if not r.has_error()}
+    counted = Counter(forms.values()).most_common(1)
+    if not counted or 2 * counted[0][1] <= len(forms):
+        return {}
+    [(usual, _)] = counted
+    differing = {node: form for node, form in forms.items() if form != usual}
+    words = {
+        node: (_words("it lacks", usual - form), _words("it alone has", form - usual))
+        for node, form in differing.items()
+    }
+    return {node: "; ".join(filter(None, said)) for node, said in words.items()}
+
+
+_Form = frozenset[tuple[str, str]]
+"""What a reply holds: each array and metric by its record and name, with lists' lengths."""
+
+
+def _form(content: RecordDict) -> _Form:
+    arrays = {(record, key) for record, found in content.array_records.items() for key in found}
+    metrics = {
+        (record, f"{key}, {len(value)} numbers" if isinstance(value, list) else key)
+        for record, found in content.metric_records.items()
+        for key, value in found.items()
+    }
+    return frozenset(arrays | metrics)
+
+
+def _words(lead: str, form: _Form) -> str:
+    """Name up to three parts of a reply."""
+    found = [f"'{key}' in '{record}'" for record, key in sorted(form)]
+    return f"{lead} {', '.join(found[:_MOST_NAMED])}" if found else ""
 
 
 def _is_parameter(name: str, array: AnyArray) -> bool:

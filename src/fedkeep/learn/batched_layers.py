@@ -176,7 +176,8 @@ Chain: TypeAlias = list[tuple[type[BatchedLayer], nn.Module]]
 
 def chain_of(module: nn.Module) -> Chain | None:
     """Take a module apart as a chain; None if any part of it is something else."""
-    layers = list(module) if type(module) is nn.Sequential else []
+    plain = type(module) is nn.Sequential and not any(map(_has_hooks, module.modules()))
+    layers = list(module) if plain else []  # type: ignore[call-overload]
     known = [(kind, layer) for layer in layers if (kind := _kind(layer)) is not None]
     return known if known and len(known) == len(set(map(id, layers))) == len(layers) else None
 
@@ -198,10 +199,18 @@ def _kind(layer: Any) -> type[BatchedLayer] | None:
 
 def is_bilinear(layer: Any) -> bool:
     """Whether its output is bilinear in input and weight, for which there are closed forms."""
-    if type(layer) is nn.Linear:
+    if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        return False
+    if dict(layer.named_parameters(recurse=False)).keys() - {"weight", "bias"}:
+        return False  # its weight is made of others, as by torch.nn.utils.weight_norm
+    if isinstance(layer, nn.Linear):
         return True
-    convolves = type(layer) in (nn.Conv1d, nn.Conv2d)
-    return convolves and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Whether more happens in a call than the layer itself does."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 class Pass:

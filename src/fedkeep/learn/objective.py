@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fedkeep.core.errors import ConfigError, where
 from fedkeep.core.types import AnyArray, Batch
@@ -106,6 +107,11 @@ class Objective:
             self._loss = loss
         self._output, self._collate, self._width = output, collate, width
         self.pool = pool
+
+    @property
+    def collates(self) -> bool:
+        """Whether a batch is made by a function of the user's."""
+        return self._collate is not None
 
     @property
     def stacked(self) -> bool:
@@ -250,10 +256,14 @@ def arguments(module: Callable[..., Any], x: Any) -> tuple[Sequence[Any], dict[s
 
 def _moved(tree: Any, device: torch.device) -> Any:
     """Move the tensors of a tree to a device."""
+    if isinstance(tree, PackedSequence):
+        sequences: Any = tree  # torch's types know of no device here
+        return sequences.to(device)
     if isinstance(tree, dict):
         return {name: _moved(part, device) for name, part in tree.items()}
     if isinstance(tree, tuple | list):
-        return type(tree)(_moved(part, device) for part in tree)
+        parts = [_moved(part, device) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if isinstance(tree, np.ndarray):
         tree = as_tensor(tree)
     return tree.to(device) if isinstance(tree, Tensor) else tree

@@ -69,6 +69,8 @@ def to_array(values: Any) -> AnyArray:
             if values.is_floating_point():
                 values = values.float()
         array = np.asarray(values)
+        if array.dtype.kind == "c":
+            raise TypeError("these are complex; offer real and imaginary parts as two channels")
         if array.dtype.kind == "f":
             return array.astype(np.float32, copy=False)
         if array.dtype.kind not in "iub":

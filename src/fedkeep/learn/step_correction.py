@@ -104,6 +104,8 @@ class StepCorrection:
         The stored samples' mean loss before training.
     evidence
         Of the unit of the loop's gradients, from participations before.
+    mixing
+        Names the first layer in which samples of a batch mix while it trains, if any does.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class StepCorrection:
         variance: float,
         loss: float,
         evidence: UnitEvidence = UnitEvidence(),
+        mixing: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._layout, self._measure, self._loss = layout, measure, loss
+        self._mixing = mixing
         self._correction, self._gradient = (self._whole(v) for v in (correction, gradient))
         self._variance, self.evidence = variance, evidence
         self._attached: dict[tuple[int, int], Any] = {}
@@ -193,10 +197,11 @@ class StepCorrection:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if self.stopped is not None or held.isdisjoint(map(id, parameters)):
             return
-        if self.steps == 0 and (mixing := mixing_layers(module)):
+        if self.steps == 0 and (mixing := self._mixing_now(module)) is not None:
             self.stopped = (
-                f"layer '{mixing[0]}' mixes the samples of a batch while it trains: corrections "
-                "are off for this model (GroupNorm and LayerNorm keep them)"
+                f"{f'layer {mixing!r}' if mixing else 'the model'} mixes the samples of a batch "
+                "while it trains: corrections are off for this model (GroupNorm and LayerNorm keep "
+                "them)"
             )
             log.warning(self.stopped)
             return
@@ -223,6 +228,13 @@ class StepCorrection:
         if after > before:
             for g, _, _ in rows:
                 g.mul_(before / after)
+
+    def _mixing_now(self, module: nn.Module) -> str | None:
+        """Name the first layer that, as the module trains now, mixes samples; None if none does."""
+        known = mixing_layers(module)
+        if known or not module.training:
+            return known[0] if known else None
+        return self._mixing()
 
     def _look(self, parameters: Sequence[nn.Parameter]) -> None:
         """Measures the stored samples anew before steps 2, 3, 5, 9, 17, ..."""

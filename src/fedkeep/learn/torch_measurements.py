@@ -2,9 +2,11 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -305,25 +307,28 @@ class AutogradMeasurements(BatchMeasurements):
             losses: Tensor = objective.losses(called, tree_map(_alone, x), tree_map(_alone, y))
             return losses[0]
 
-        of_one = grad(loss_of_one)
+        of_one = vmap(grad(loss_of_one), (None, 0, 0))
         for start in range(0, self._n, size):
             part = self._batch.take(slice(start, start + size))
+            found: list[Tensor] | None = None
             with self._loaded(), sdpa_kernel(SDPBackend.MATH):
                 own = {name: module.get_parameter(name).detach() for name in names}
-                try:
-                    x, y = objective.read(part, network.device)
-                    with warnings.catch_warnings():
+                # What `collate` makes may have its samples along any axis, or be no tensor at all.
+                if not objective.collates:
+                    # Not every layer can be mapped over: recurrent ones, for instance.
+                    with suppress(RuntimeError, ValueError, TypeError), warnings.catch_warnings():
                         # Layers that torch maps over by a loop are right, and slow, and say so.
                         warnings.filterwarnings("ignore", "There is a performance drop")
-                        found = list(vmap(of_one, (None, 0, 0))(own, x, y).values())
-                except (RuntimeError, ValueError, TypeError):
-                    # Not every layer can be mapped over: recurrent ones, for instance.
-                    alone = [
-                        self._of_one_alone(part.take(slice(i, i + 1)), names)
-                        for i in range(len(part))
-                    ]
-                    found = [torch.stack(own) for own in zip(*alone, strict=True)]
+                        x, y = objective.read(part, network.device)
+                        found = list(of_one(own, x, y).values())
+                if found is None:
+                    found = self._one_by_one(part, names)
             yield found
+
+    def _one_by_one(self, part: Batch, names: Sequence[str]) -> list[Tensor]:
+        """Compute the gradients of `_gradients` by a pass for each sample."""
+        alone = [self._of_one_alone(part.take(slice(i, i + 1)), names) for i in range(len(part))]
+        return [torch.stack(own) for own in zip(*alone, strict=True)]
 
     def _of_one_alone(self, one: Batch, names: Sequence[str]) -> list[Tensor]:
         network = self._network
@@ -352,8 +357,10 @@ def _alone(value: Any) -> Any:
 
 def _row_products(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
     """<g_i, h_i> per sample, over parameters (n, *shape)."""
-    parts = [(g.double() * h.double()).flatten(1).sum(1) for g, h in zip(mine, theirs, strict=True)]
-    return torch.stack(parts).sum(0)
+    products = [g.double() * h.double() for g, h in zip(mine, theirs, strict=True)]
+    # A parameter may be a single number, or none at all.
+    rows = [each.reshape(len(each), prod(each.shape[1:])).sum(1) for each in products]
+    return torch.stack(rows).sum(0)
 
 
 def _inner_products(mine: Iterator[list[Tensor]], theirs: Iterator[list[Tensor]] | None) -> Scores:

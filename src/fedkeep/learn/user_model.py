@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.random import fork_rng
 
-from fedkeep.core.errors import ConfigError, where
+from fedkeep.core.errors import ConfigError, FedkeepError, where
 from fedkeep.core.types import AnyArray, Batch, Vector
 from fedkeep.learn.network import with_frozen_norms, without_statistics
 from fedkeep.learn.objective import Loss, Objective
@@ -116,6 +116,17 @@ class UserModel:
         ConfigError
             If they differ, with the name of the first parameter or layer where they do.
         """
+        try:
+            self._compare(model, batch)
+        except FedkeepError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"the gradients of this model cannot be measured sample by sample: {where(error)}"
+            ) from error
+
+    def _compare(self, model: Vector, batch: Batch) -> None:
+        """Raise where what is measured differs from autograd's."""
         self._load(model)
         alone = [self._autograd(batch.take(slice(i, i + 1))) for i in range(len(batch))]
         losses = np.array([loss for loss, _ in alone])
@@ -147,6 +158,76 @@ class UserModel:
                 "the gradients of single samples do not agree with autograd: "
                 "the model is not a function of each sample alone"
             )
+
+    def mixing_in_training(self, model: Vector, batch: Batch) -> str | None:
+        """Name the first layer in which, while it trains, a sample depends on the others.
+
+        The first sample is passed beside others, then beside copies of one of these, with the same
+        random numbers. Batches that `collate` makes may differ in length, and are not compared.
+
+        Returns
+        -------
+        str, optional
+            Empty for the module itself; None if no sample depends on others.
+        """
+        if len(batch) < 2 or self._objective.collates:
+            return None
+        others = np.full(len(batch) - 1, 1 if len(batch) > 2 else 0)
+        both = batch, batch.take(np.concatenate([[0], others]))
+        with fork_rng(devices=self._gpus()):
+            one, other = (float(self._losses_in_training(model, part)[0]) for part in both)
+            if np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE):
+                return None
+            seen = self._outputs_seen(*both, train=True)
+        mixing = [name for name, calls in seen.items() if not _same(calls[0][1], calls[1][1])]
+        return mixing[0] if mixing else ""
+
+    def _losses_in_training(self, model: Vector, batch: Batch) -> AnyArray:
+        """Compute the losses as a first step would; buffers are as they were afterwards."""
+        self._load(model)
+        buffers = {name: buffer.clone() for name, buffer in self._reference.named_buffers()}
+        self._reference.train()
+        try:
+            torch.manual_seed(0)
+            return self._losses(batch)
+        finally:
+            self._reference.eval()
+            for name, buffer in self._reference.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def _gpus(self) -> list[torch.device]:
+        device = next(self._reference.parameters()).device
+        return [device] if device.type == "cuda" else []
+
+    def _outputs_seen(
+        self, one: Batch, other: Batch, *, train: bool = False
+    ) -> dict[str, list[tuple[Any, Tensor]]]:
+        """Pass two batches, and note the first tensors of each layer's inputs and outputs.
+
+        Of a layer that is called several times it is the first call by each batch.
+        """
+        module, objective = self._reference, self._objective
+        seen: dict[str, list[tuple[Tensor | None, Tensor]]] = {}
+
+        def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def hook(_: nn.Module, given: Any, output: Any) -> None:
+                if (result := _first_tensor(output)) is not None:
+                    seen.setdefault(name, []).append((_first_tensor(given), result))
+
+            return hook
+
+        handles = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
+        device = next(module.parameters()).device
+        module.train(train)
+        for part in (one, other):
+            x, _ = objective.read(objective.dense(part), device)
+            with torch.no_grad():
+                torch.manual_seed(0)
+                objective.outputs(module, x)
+        module.eval()
+        for handle in handles:
+            handle.remove()
+        return {name: [found[0], found[len(found) // 2]] for name, found in seen.items()}
 
     def _made(self, model: Any) -> nn.Module:
         made = without_statistics(self._materialised(make_module(model)))
@@ -231,34 +312,25 @@ class UserModel:
         return float(loss.detach()), gradients
 
     def _losses(self, batch: Batch) -> AnyArray:
-        module, objective = self._reference.eval(), self._objective
+        module, objective = self._reference, self._objective
         x, y = objective.read(objective.dense(batch), next(module.parameters()).device)
         with torch.no_grad():
             return objective.losses(module, x, y).cpu().numpy()
 
     def _mixing_words(self, batch: Batch) -> str:
         """Say where a sample's loss begins to depend on the others of its batch."""
-        module, objective = self._reference.eval(), self._objective
-        seen: dict[str, list[tuple[Tensor | None, Tensor]]] = {}
-
-        def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-            def hook(_: nn.Module, given: Any, output: Any) -> None:
-                if (result := _first_tensor(output)) is not None:
-                    seen.setdefault(name, []).append((_first_tensor(given), result))
-
-            return hook
-
-        handles = [part.register_forward_hook(note(name)) for name, part in module.named_modules()]
-        device = next(module.parameters()).device
-        for part in (batch, batch.take(slice(0, 1))):
-            x, _ = objective.read(objective.dense(part), device)
-            with torch.no_grad():
-                objective.outputs(module, x)
-        for handle in handles:
-            handle.remove()
+        self._reference.eval()
+        if not np.allclose(self._losses(batch), self._losses(batch)):
+            return (
+                "the model or its loss draws random numbers in evaluation mode, too, so no sample "
+                "has one gradient: draw them only `if self.training`, as "
+                "F.dropout(x, training=self.training) does"
+            )
+        with fork_rng(devices=self._gpus()):
+            seen = self._outputs_seen(batch, batch.take(slice(0, 1)))
         differing = [
             (name, _same(together[0], alone[0]))
-            for name, (together, *_, alone) in seen.items()
+            for name, (together, alone) in seen.items()
             if not _same(together[1], alone[1])
         ]
         if not differing:

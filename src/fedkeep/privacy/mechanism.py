@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.gist.codec import Encoding, pack, unpack
+from fedkeep.core.gradients.codec import Encoding, pack, unpack
 from fedkeep.core.state import add_prefix, strip_prefix
 from fedkeep.core.types import AnyArray, FloatArray, Profile, Report, State, TrainOrder
 from fedkeep.privacy.accountant import BudgetSpentError, Charge, PrivacyLedger

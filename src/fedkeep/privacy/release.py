@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import structs
 
 from fedkeep.core.errors import ConfigError, RejectedError
-from fedkeep.core.gist.codec import Encoding
+from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.protocols import Stateful
 from fedkeep.core.types import (
     ArraySpec,
@@ -203,10 +203,11 @@ class ReleasePipeline:
             return None
         if options.epsilon is None or (spent := self.spending()) is None:
             return vitals
-        # The figures of a gist are computed from gradients, and no charge covers them.
+        # These figures are computed from gradients and samples, and no charge covers them.
         return structs.replace(
             vitals,
             gist=None,
+            changes=None,
             epsilon_spent=spent.spent,
             epsilon_left=spent.left,
             delta=spent.delta,

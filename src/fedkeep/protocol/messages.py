@@ -130,13 +130,15 @@ class SampleFilter(msgspec.Struct, frozen=True):
     ids: tuple[str, ...] = ()
     """Ids as they are written."""
     labels: tuple[int | str, ...] = ()
-    """By number or name."""
+    """By number or name; "unlabelled" are those that wait for their labels."""
     sources: tuple[str, ...] = ()
     since: float | None = None
     """Stored then or later, by the device's clock."""
     until: float | None = None
     namespace: str | None = None
     """Only `ids` of this namespace; None: of any."""
+    rules: tuple[str, ...] = ()
+    """Held by one of these rules."""
 
 
 class Pull(msgspec.Struct, frozen=True, tag=True):
@@ -187,6 +189,10 @@ class DeviceStats(msgspec.Struct, frozen=True):
     delta: float | None = None
     gist: tuple[float, float, float, float] | None = None
     """beta, rho, effective sample size and relative correction norm at the last participation."""
+    changes: int | None = None
+    """How often its stream has changed; None where it does not say."""
+    silent: int | None = None
+    """How many of its sources have fallen silent."""
 
 
 class Evaluated(msgspec.Struct, frozen=True, tag=True):
@@ -275,6 +281,22 @@ class WaitingStatus(msgspec.Struct, frozen=True):
     model itself, displaced or expired before, and early labels that were forgotten."""
 
 
+class DriftStatus(msgspec.Struct, frozen=True):
+    """Whether a stream has changed, and whether it has stopped."""
+
+    changes: dict[str, int] = {}
+    """How often label shares, losses or the gradient correlation changed, since the store was
+    made."""
+    last: str = ""
+    """The last change since the agent's start, in words."""
+    last_seconds: float | None = None
+    """How long ago that was noticed."""
+    silent: dict[str, float] = {}
+    """Sources from which nothing comes, each with the seconds for which nothing has."""
+    quiet_seconds: dict[str, float] = {}
+    """Of every source, the seconds since something came."""
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """Operating figures of an agent."""
 
@@ -310,6 +332,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """What waits to leave the device; empty where nothing may."""
     unlabelled: WaitingStatus | None = None
     """None of a device without a waiting room."""
+    drift: DriftStatus = DriftStatus()
+    """Whether the stream has changed, or stopped."""
 
 
 class LabelSummary(msgspec.Struct, frozen=True):

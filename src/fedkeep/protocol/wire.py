@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.gist.codec import Encoding, PackedVector, packed_form, scale_count
-from fedkeep.core.gist.codec import unpack as decode_vector
+from fedkeep.core.gradients.codec import Encoding, PackedVector, packed_form, scale_count
+from fedkeep.core.gradients.codec import unpack as decode_vector
 from fedkeep.core.types import AnyArray, Vector
 
 VERSION = 1
@@ -27,7 +27,7 @@ VERSION = 1
 Raise it when a message changes so that the other side would misread it.
 """
 _ARRAY, _PACKED = 1, 2
-"""Extension types: an array, and a vector in fewer bits (`core.gist.codec`)."""
+"""Extension types: an array, and a vector in fewer bits (`core.gradients.codec`)."""
 _SHORT: tuple[Encoding, ...] = ("float16", "int8", "int4")
 _NUMBERS = re.compile(r"[<|][iuf][1248]")
 _MOST_PARTS = 64

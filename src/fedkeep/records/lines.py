@@ -201,6 +201,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the model last evaluated on its own samples."""
     refused: str | None = None
     """Why its last report or profile was rejected; None since one was accepted."""
+    changes: int | None = None
+    """How often its stream has changed; None where it did not report it."""
+    silent: int = 0
+    """How many of its sources have fallen silent."""
 
 
 class Members(_Line, frozen=True, kw_only=True, tag="members"):

@@ -169,15 +169,17 @@ def difference(values: Sequence[float]) -> Difference:
     found = estimate(values)
     size, half, seeds = abs(found.mean), found.half_width, found.seeds
     verdict, more = "inconclusive", None
-    if half is not None and size > half:
+    # On few test samples accuracies are coarse, and two seeds may differ alike by chance.
+    by_chance = seeds == 2 and len({round(value, 9) for value in values}) == 1
+    if half is not None and size > half and not by_chance:
         verdict = "better" if found.mean > 0 else "worse"
     elif half is not None and size + half <= LEVEL:
         verdict = "equivalent"
     elif half is not None:
         deviation = half * math.sqrt(seeds) / quantile(0.95, seeds - 1)
-        reach = max(size, LEVEL - size)
+        distance = max(size, LEVEL - size)
         enough = (
-            quantile(0.95, n - 1) * deviation / math.sqrt(n) < reach
+            quantile(0.95, n - 1) * deviation / math.sqrt(n) < distance
             for n in range(seeds + 1, MOST_SEEDS + 1)
         )
         more = next((n for n, decides in enumerate(enough, start=seeds + 1) if decides), None)
@@ -381,23 +383,11 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
     )
     ratios, differences = [], []
     for base in bases:
-        others = {seed: run.evaluations for seed, run in groups.get((*key[:2], base), {}).items()}
-        ratios.append(ratio(curves, base, others))
-        paired = []
         theirs = groups.get((*key[:2], base), {})
-        whole = {seed for seed in ended.keys() & others.keys() if theirs[seed].end is not None}
-        # Unfinished seeds count where no other does, as far as both runs got.
-        common = sorted(whole or curves.keys() & others.keys())
-        for seed in common if base != key[2] else ():
-            both = (curves[seed], others[seed])
-            last = min(curve[-1].round for curve in both)
-            paired.append([[e for e in curve if e.round <= last] or curve[:1] for curve in both])
-        found = {
-            name: [of(own) - of(other) for own, other in paired] for name, of in MEASURES.items()
-        }
-        differences.append(
-            {name: difference(each) for name, each in found.items()} if paired else None
-        )
+        others = {seed: run.evaluations for seed, run in theirs.items()}
+        ratios.append(ratio(curves, base, others))
+        paired = _paired_curves(runs, theirs) if base != key[2] else []
+        differences.append(_differences(paired) if paired else None)
     final = [curve[-1] for curve in judged]
     header = next(iter(runs.values())).header
     labels = header.labels
@@ -420,6 +410,37 @@ def _row(key: _Key, groups: Mapping[_Key, Mapping[int, Run]], bases: Sequence[st
         header.measure,
         {name: found for name, found in errors.items() if found is not None},
     )
+
+
+def _paired_curves(
+    runs: Mapping[int, Run], theirs: Mapping[int, Run]
+) -> list[tuple[Sequence[Evaluation], Sequence[Evaluation]]]:
+    """Return the curves of two methods by seed, as far as both got."""
+    common = sorted(runs.keys() & theirs.keys())
+    whole = [seed for seed in common if runs[seed].end and theirs[seed].end]
+    pairs = []
+    # Unfinished seeds count where no other does.
+    for seed in whole or common:
+        if has_diverged(runs[seed]) and has_diverged(theirs[seed]):
+            continue  # neither has trained: that they are alike says nothing of the methods
+        own, other = runs[seed].evaluations, theirs[seed].evaluations
+        last = min(own[-1].round, other[-1].round)
+        pairs.append((_until(own, last), _until(other, last)))
+    return pairs
+
+
+def _until(curve: Sequence[Evaluation], last: int) -> Sequence[Evaluation]:
+    """Return the evaluations up to a round; the first one where none came by then."""
+    return [e for e in curve if e.round <= last] or curve[:1]
+
+
+def _differences(
+    pairs: Sequence[tuple[Sequence[Evaluation], Sequence[Evaluation]]],
+) -> dict[str, Difference]:
+    return {
+        name: difference([of(own) - of(other) for own, other in pairs])
+        for name, of in MEASURES.items()
+    }
 
 
 def _estimate_known(values: Sequence[float | None]) -> MeanOverSeeds | None:

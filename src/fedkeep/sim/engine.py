@@ -237,12 +237,17 @@ def _reject_for_numbers(experiment: Experiment, data: Federation) -> None:
     set_ = {
         "record.prequential": experiment.record.prequential,
         "stream.label_noise": experiment.stream.label_noise,
+        "waiting.pseudo_labels": experiment.waiting.pseudo_labels,
+    }
+    for key in (key for key, value in set_.items() if value):
+        raise ConfigError(f"'{key}' is about labels, and the targets are numbers: leave it out")
+    late = {
         "stream.label_delay": experiment.stream.label_delay,
         "stream.labelled": experiment.stream.labelled < 1,
         "waiting.share": experiment.waiting.share,
     }
-    for key in (key for key, value in set_.items() if value):
-        raise ConfigError(f"'{key}' is about labels, and the targets are numbers: leave it out")
+    for key in (key for key, value in late.items() if value and data.targets.width > 1):
+        raise ConfigError(f"'{key}' is for one number a sample: leave it out")
 
 
 def evaluate(learner: Learner, model: Vector, data: Federation) -> ModelScores:

@@ -16,8 +16,8 @@ import numpy as np
 from fedkeep.config.experiment import Experiment
 from fedkeep.core.device import Device
 from fedkeep.core.errors import ConfigError
-from fedkeep.core.gist.codec import Encoding
 from fedkeep.core.gradient_exchange import GradientExchange
+from fedkeep.core.gradients.codec import Encoding
 from fedkeep.core.participation import Participation
 from fedkeep.core.protocols import FleetLearner, Learner, Outcome, PerSampleGradients, TrainingJob
 from fedkeep.core.seeds import child_seed, generator
@@ -340,7 +340,7 @@ class DeviceMechanisms:
             experiment.exchange.check_sample_privacy()
         self._options, self._seed = options, experiment.seed
         gist = experiment.gist
-        self._encoding: Encoding = gist.encoding if gist.kept else "float32"
+        self._encoding: Encoding = gist.used_encoding if gist.kept else "float32"
         self._guards: dict[DeviceId, DPMechanism] = {}
 
     def release(

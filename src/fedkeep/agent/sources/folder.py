@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkeep.agent.arrivals import IngestQueue, Source
+from fedkeep.agent.arrivals import SOUND_REFUSALS, IngestQueue, Source
 from fedkeep.agent.payloads import SUFFIXES, looks_whole
 from fedkeep.agent.record_fields import FieldNames, Record, typed
 from fedkeep.core.errors import ConfigError, DataError, FedkeepError, RejectedError
@@ -36,7 +36,7 @@ _SIDECAR, _LONGEST_SIDECAR = ".json", 65_536
 _MOSTLY = 0.5
 """A file of which more than this share is no sample was made for something else, or the labels
 are set wrongly."""
-_NOT_THE_FILES_FAULT = ("refused.score", "refused.erased", "refused.room", "refused.no-sample")
+_NOT_THE_FILES_FAULT = SOUND_REFUSALS | {"refused.erased", "refused.no-sample"}
 _Identity = tuple[int, int, int, int]
 
 

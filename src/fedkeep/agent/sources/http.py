@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from fedkeep.agent.arrivals import IngestQueue, Overload, Source
+from fedkeep.agent.arrivals import SOUND_REFUSALS, IngestQueue, Overload, Source
 from fedkeep.agent.connections import Listener
 from fedkeep.agent.record_fields import FieldNames, Record
 from fedkeep.core.bounds import check_range
@@ -21,8 +21,6 @@ from fedkeep.protocol.addresses import require_loopback
 log = logging.getLogger(__name__)
 _POLL_SECONDS, _PIECE = 0.5, 1 << 16
 _MOST_QUERY = 4096
-_SOUND = ("refused.score", "refused.room")
-"""What is refused though it is a sound sample: sending it again would change nothing."""
 _STATUS = {"refused.oversized": 413, "refused.malformed": 400}
 
 
@@ -195,7 +193,7 @@ def _handler(source: HttpSource, intake: IngestQueue) -> Any:
                 if intake.stopped and not settled.wait(2 * _POLL_SECONDS):
                     return self._answer(503, "stopping", ends=True)
             (fate,) = fates
-            sound = fate in _SOUND or not fate.startswith("refused.")
+            sound = fate in SOUND_REFUSALS or not fate.startswith("refused.")
             return self._answer(200 if sound else _STATUS.get(fate, 422), fate)
 
         def _body(self, length: int) -> bytes | None:

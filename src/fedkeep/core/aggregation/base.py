@@ -66,7 +66,7 @@ class Aggregator(ABC):
     """Whether it cannot run with `limits.enabled = false`."""
     verifies_gradients: ClassVar[bool] = False
     """Whether a local gradient counts only beside an update of its round that agrees with it."""
-    gradient_ratio: ClassVar[float] = 10.0
+    gradient_ratio: float = 10.0
     """Local gradients longer than so many times the median are clipped to that."""
     per_step: ClassVar[bool] = False
     """Whether a sum for it is of updates per local step."""

@@ -5,15 +5,18 @@ float64, and each copy of them as much again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from fedkeep.core.types import FloatArray, IntArray, Report, Vector
 
-_WHOLE, _AT_ONCE = 1 << 21, 1 << 17
-"""Numbers of the largest matrix that is kept, 16 MB, and of a part of a larger one, 1 MB: what
-stays in a processor's cache from one operation to the next."""
+_WHOLE, _AT_ONCE = 1 << 17, 1 << 16
+"""Numbers of the largest matrix that is kept, 1 MB, and of a part of a larger one: what stays in a
+processor's cache from one operation to the next."""
+_LEAST_WIDTH = 1 << 11
+"""Columns of a block at least, however many rows: each row of it costs a call."""
 
 Chosen: TypeAlias = slice | IntArray
 """Which rows."""
@@ -24,9 +27,9 @@ Fill: TypeAlias = Callable[[Chosen, slice, FloatArray], None]
 class UpdateRows:
     """A matrix of updates in float64, one row a report.
 
-    A small one is made at once and kept. Parts of a larger one are made whenever they are read: by
-    groups of rows, or by blocks of columns. Both give the same numbers, as each element is computed
-    by itself, and each sum over a row or a column in one piece.
+    A small one is made at once and kept. Parts of a larger one are made whenever they are read, so
+    that few numbers exist at a time. Each element is computed by itself, and each sum over a column
+    in one piece; products along rows are added up block by block.
 
     Parameters
     ----------
@@ -34,21 +37,30 @@ class UpdateRows:
         n and P.
     fill : callable
         Makes a part of the matrix.
+    norms : callable, optional
+        Gives the length of each row without reading it.
 
     Examples
     --------
     >>> model = np.array([1.0, 1.0], dtype=np.float32)
     >>> reports = [Report(0, model * k, 1.0, 1, 1, None) for k in (2, 3)]
     >>> updates = UpdateRows.of(model, reports)
-    >>> updates.weighted_sum(np.array([0.5, 0.25])).tolist()
-    [1.0, 1.0]
-    >>> updates.scaled(np.array([3.0, 0.0])).norms().round(3).tolist()
+    >>> [block.tolist() for _, block in updates.column_blocks()]
+    [[[1.0, 1.0], [2.0, 2.0]]]
+    >>> updates.scaled(np.array([3.0, 0.0])).norms.round(3).tolist()
     [4.243, 0.0]
     """
 
-    def __init__(self, rows: int, columns: int, fill: Fill) -> None:
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        fill: Fill,
+        norms: Callable[[], FloatArray] | None = None,
+    ) -> None:
         self.shape = rows, columns
         self._fill = fill
+        self._known_norms = norms
         self._whole: FloatArray | None = None
         if rows * columns <= _WHOLE:
             self._whole = np.empty(self.shape)
@@ -60,7 +72,8 @@ class UpdateRows:
 
         def fill(rows: Chosen, part: slice, out: FloatArray) -> None:
             for own, row in zip(out, np.arange(len(reports))[rows].tolist(), strict=True):
-                np.subtract(reports[row].model[part], model[part], out=own, dtype=np.float64)
+                own[...] = reports[row].model[part]
+            out -= model[part].astype(np.float64)
 
         return cls(len(reports), len(model), fill)
 
@@ -71,29 +84,21 @@ class UpdateRows:
         else:
             out[...] = self._whole[rows, part]
 
-    def row_groups(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield whole rows, a few at a time, with their numbers; read them, and keep none."""
-        rows, columns = self.shape
-        if self._whole is not None:
-            yield slice(0, rows), self._whole
-            return
-        at_once = max(1, _AT_ONCE // columns)
-        buffer = np.empty((at_once, columns))
-        for start in range(0, rows, at_once):
-            chosen = slice(start, min(start + at_once, rows))
-            group = buffer[: chosen.stop - start]
-            self._fill(chosen, slice(0, columns), group)
-            yield chosen, group
+    def column_blocks(self, first: int = 0) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield a few columns of all rows at a time, and which; read them, and keep none.
 
-    def column_blocks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield a few columns of all rows at a time, and which; read them, and keep none."""
+        Parameters
+        ----------
+        first : int
+            The column to begin with.
+        """
         rows, columns = self.shape
         if self._whole is not None:
-            yield slice(0, columns), self._whole
+            yield slice(first, columns), self._whole[:, first:]
             return
-        width = max(1, _AT_ONCE // rows)
+        width = min(max(_LEAST_WIDTH, _AT_ONCE // rows), columns)
         buffer = np.empty(rows * width)
-        for start in range(0, columns, width):
+        for start in range(first, columns, width):
             part = slice(start, min(start + width, columns))
             block = buffer[: rows * (part.stop - start)].reshape(rows, -1)
             self._fill(slice(0, rows), part, block)
@@ -109,16 +114,15 @@ class UpdateRows:
         self._fill(slice(0, len(matrix)), everything, matrix)
         yield everything, matrix
 
+    @cached_property
     def norms(self) -> FloatArray:
-        """Measure the length of each row, (n,)."""
-        return np.concatenate([row_norms(group) for _, group in self.row_groups()])
-
-    def weighted_sum(self, weights: FloatArray) -> FloatArray:
-        """Add up the rows, each times its weight, (P,)."""
-        total = np.empty(self.shape[1])
-        for part, block in self.column_blocks():
-            np.matmul(weights, block, out=total[part])
-        return total
+        """The length of each row, (n,)."""
+        if self._known_norms is not None:
+            return self._known_norms()
+        squares = np.zeros(self.shape[0])
+        for _, block in self.column_blocks():
+            squares += np.vecdot(block, block)
+        return np.asarray(np.sqrt(squares))
 
     def scaled(self, factors: FloatArray) -> "UpdateRows":
         """Return the rows, each times its factor."""
@@ -127,26 +131,4 @@ class UpdateRows:
             self.read(rows, part, out)
             out *= factors[rows, None]
 
-        return UpdateRows(*self.shape, fill)
-
-
-def row_norms(rows: FloatArray) -> FloatArray:
-    """Measure the length of each row, (n,).
-
-    >>> row_norms(np.array([[3.0, 4.0], [0.0, 2.0]])).tolist()
-    [5.0, 2.0]
-    """
-    return np.asarray(np.sqrt(row_products(rows, rows)))
-
-
-def row_products(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Multiply each row by the other matrix's, (n,); summed pairwise, as numpy sums along rows.
-
-    >>> row_products(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])).tolist()
-    [11.0]
-    """
-    product = np.empty(left.shape[1])
-    sums = np.empty(len(left))
-    for row, (one, other) in enumerate(zip(left, right, strict=True)):
-        sums[row] = np.add.reduce(np.multiply(one, other, out=product))
-    return sums
+        return UpdateRows(*self.shape, fill, lambda: np.abs(factors) * self.norms)

@@ -3,7 +3,6 @@
 docs/gist.md has the method and its equations.
 """
 
-from fedkeep.core.gist.codec import Encoding, pack, packed_bytes, unpack
 from fedkeep.core.gist.correction import (
     Correction,
     GistFigures,
@@ -19,6 +18,7 @@ from fedkeep.core.gist.noise_model import (
     pooled_mean,
 )
 from fedkeep.core.gist.options import GistOptions
+from fedkeep.core.gradients.codec import Encoding, pack, packed_bytes, unpack
 
 __all__ = [
     "Correction",

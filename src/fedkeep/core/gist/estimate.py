@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkeep.core.gist.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gist.correction import (
     UNMOVED,
     Correction,
@@ -32,6 +31,7 @@ from fedkeep.core.gist.noise_model import (
 )
 from fedkeep.core.gist.options import GistOptions
 from fedkeep.core.gradients.accumulator import GradientAccumulator
+from fedkeep.core.gradients.codec import pack, packed_form, scale_count, unpack
 from fedkeep.core.gradients.layout import GradientLayout, KnownGradient
 from fedkeep.core.protocols import PerSampleGradients
 from fedkeep.core.seeds import child_seed
@@ -190,12 +190,12 @@ class Gist:
             return
         if np.isfinite(correction.gist).all():
             seed = child_seed(self._seed, "gist", self._changes)
-            self._kept = pack(correction.gist, self.options.encoding, seed)
+            self._kept = pack(correction.gist, self.options.used_encoding, seed)
             self._noise_model = correction.noise_model
 
     def state_spec(self) -> StateSpec:
         """Describe the arrays of `snapshot`."""
-        encoding = self.options.encoding
+        encoding = self.options.used_encoding
         scales = scale_count(self.size, encoding)
         length, form = packed_form(self.size, encoding)
         known = {"optional": True, "learned": True}
@@ -225,7 +225,7 @@ class Gist:
         if state.keys() >= {"by_region", "rest", "packed", "scales"}:
             labels, samples, counts = np.array(state["by_region"], dtype=np.float64)
             self._noise_model = NoiseModel(labels, samples, counts, float(state["rest"]))
-            _, form = packed_form(self.size, self.options.encoding)
+            _, form = packed_form(self.size, self.options.used_encoding)
             forms = {"packed": form, "scales": "float32"}
             self._kept = {name: np.array(state[name], dtype=form) for name, form in forms.items()}
 

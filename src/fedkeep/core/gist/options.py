@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedkeep.core.bounds import check_range
-from fedkeep.core.gist.codec import Encoding
+from fedkeep.core.gradients.codec import Encoding, SumEncoding
 from fedkeep.core.gradients.layout import AUTO_RANK, GradientLayout, sketched_layout, whole_layout
 from fedkeep.core.protocols import Learner
 
@@ -27,9 +27,10 @@ class GistOptions:
     max_ess: float = 100.0
     """The largest effective sample size: the larger, the less noise, and the slower to follow a
     drift."""
-    encoding: Encoding = "float32"
+    encoding: Encoding | None = None
     """How the gist is kept: `int8` takes a quarter of the bytes, `int4` an eighth, each with a
-    scale for every 64 numbers."""
+    scale for every 64 numbers, and the window's sum 16 bits. None: `int8` for a sketch, else
+    `float32`."""
     rank: int | Literal["auto"] | None = None
     """Keep a sketch of this rank of each large weight; "auto": a rank of 16; None: every number."""
     last_layers: int | None = None
@@ -50,6 +51,16 @@ class GistOptions:
     def used_rank(self) -> int:
         """The rank of sketches; 0 where every number is kept."""
         return AUTO_RANK if self.rank == "auto" else self.rank or 0
+
+    @property
+    def used_encoding(self) -> Encoding:
+        """How the gist is kept: by default a sketch in `int8`, a whole gist in `float32`."""
+        return self.encoding or ("int8" if self.used_rank else "float32")
+
+    @property
+    def window_encoding(self) -> SumEncoding:
+        """How the window's sum is kept: in 16 bits beside a gist that has no more."""
+        return "float32" if self.used_encoding == "float32" else "int16"
 
     def layout(self, learner: Learner) -> GradientLayout:
         """Lay out the gist of a learner's gradients: whole, or large weights as sketches."""

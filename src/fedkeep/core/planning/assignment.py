@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from fedkeep.core.planning.profiles import FleetProfiles
+from fedkeep.core.planning.profiles import FleetProfiles, count_columns
 from fedkeep.core.types import AnyArray, BoolArray, FloatArray, IntArray
 
 _ROWS = 1 << 12
@@ -39,8 +39,9 @@ class LabelHolders:
     def __init__(self, velocity: AnyArray, limits: IntArray, held: BoolArray | None = None) -> None:
         self.velocity = velocity
         self.held: BoolArray = np.zeros(velocity.shape, dtype=bool) if held is None else held
-        self.room: IntArray = limits - self.held.sum(axis=1)
-        self.holders: IntArray = self.held.sum(axis=0)
+        nothing = np.zeros(velocity.shape[1], dtype=np.int64)
+        self.room: IntArray = limits.copy() if held is None else limits - held.sum(axis=1)
+        self.holders: IntArray = nothing if held is None else held.sum(axis=0)
 
     def grant(self, order: IntArray, least: IntArray) -> None:
         """Give each label in turn to its fastest owners with room (the greedy's step 2).
@@ -93,9 +94,10 @@ class LabelHolders:
         """
         for rows in row_chunks(np.flatnonzero(self.room > 0)):
             wanted = np.where(self.held[rows], 0, self.velocity[rows])
-            self.held[rows] |= largest_per_row(wanted, self.room[rows])
+            taken = largest_per_row(wanted, self.room[rows])
+            self.held[rows] |= taken
+            self.holders += count_columns(taken)
             self.room[rows] = 0
-        self.holders = self.held.sum(axis=0)
 
     def swap(self, devices: IntArray, dropped: int, taken: int) -> None:
         """Lets these devices hold one label in place of another."""
@@ -273,7 +275,7 @@ def even(fleet: FleetProfiles, held: BoolArray) -> AnyArray:
     """
     quotas = _quota_table(fleet)
     for rows in row_chunks(np.flatnonzero(held.any(axis=1))):
-        share, rest = np.divmod(fleet.capacities[rows], held[rows].sum(axis=1))
+        share, rest = np.divmod(fleet.capacities[rows], held[rows].sum(axis=1, dtype=np.int32))
         extra = largest_per_row(np.where(held[rows], fleet.velocities[rows], 0), rest)
         quotas[rows] = held[rows] * share.astype(quotas.dtype)[:, None] + extra
     return quotas

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedkeep.core.errors import RejectedError
-from fedkeep.core.types import AnyArray, DeviceId, FloatArray, IntArray, Profile
+from fedkeep.core.types import AnyArray, BoolArray, DeviceId, FloatArray, IntArray, Profile
 
 FASTEST = 1e30
 """A velocity beyond this is no measurement, and sums of such might overflow."""
+_ROWS = 1 << 12
+"""Devices handled at once: what stays in a processor's cache, and fits 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +42,13 @@ class FleetProfiles:
             )
         if np.any(np.diff(self.devices) <= 0):
             raise ValueError("devices must be unique and in ascending order")
-        slowest, fastest = (
-            self.velocities.min(axis=1, initial=0.0),
-            self.velocities.max(axis=1, initial=0.0),
-        )
-        usable = (slowest >= 0) & (fastest <= FASTEST)
-        for sound, rule in (
-            (self.capacities >= 0, "its capacity must be at least 0"),
-            (usable, "its velocities must be finite numbers of at least 0"),
-        ):
-            if not sound.all():
-                raise RejectedError(
-                    "profile", f"device {self.devices[int(sound.argmin())]}: {rule}"
-                )
+        _require_each(self.devices, self.capacities >= 0, "its capacity must be at least 0")
+        rule = "its velocities must be finite numbers of at least 0"
+        table = self.velocities
+        # All at once is much faster than by rows, which tell whose they are.
+        if not (table.min(initial=0.0) >= 0 and table.max(initial=0.0) <= FASTEST):
+            slowest, fastest = table.min(axis=1, initial=0.0), table.max(axis=1, initial=0.0)
+            _require_each(self.devices, (slowest >= 0) & (fastest <= FASTEST), rule)
 
     @staticmethod
     def of(profiles: Mapping[DeviceId, Profile]) -> "FleetProfiles":
@@ -93,14 +89,43 @@ class FleetProfiles:
     @cached_property
     def owners(self) -> IntArray:
         """How many devices see each label, (Y,)."""
-        return np.asarray((self.velocities > 0).sum(axis=0, dtype=np.int32), dtype=np.int64)
+        counts = np.zeros(self.labels, dtype=np.int64)
+        for start in range(0, len(self), _ROWS):
+            counts += count_columns(self.velocities[start : start + _ROWS] > 0)
+        return counts
 
     @cached_property
     def seen(self) -> IntArray:
         """How many labels each device sees, (C,)."""
-        return np.asarray((self.velocities > 0).sum(axis=1, dtype=np.int32), dtype=np.int64)
+        counts = np.empty(len(self), dtype=np.int64)
+        for start in range(0, len(self), _ROWS):
+            rows = slice(start, start + _ROWS)
+            np.sum(self.velocities[rows] > 0, axis=1, dtype=np.int32, out=counts[rows])
+        return counts
 
     @cached_property
     def label_mass(self) -> FloatArray:
         """||V_y||_1 per label: the arrivals of each label over the whole fleet."""
         return np.asarray(self.velocities.sum(axis=0, dtype=np.float64))
+
+
+def count_columns(marked: BoolArray) -> IntArray:
+    """Count the marks of each column of a few rows, (Y,).
+
+    >>> count_columns(np.array([[True, False], [True, True]])).tolist()
+    [2, 1]
+    """
+    counts = marked.view(np.uint8).sum(axis=0, dtype=np.uint16)
+    return np.asarray(counts, dtype=np.int64)
+
+
+def _require_each(devices: IntArray, valid: BoolArray, rule: str) -> None:
+    """Reject the first device's profile that breaks a rule.
+
+    Raises
+    ------
+    RejectedError
+        If there is one.
+    """
+    if not valid.all():
+        raise RejectedError("profile", f"device {devices[int(valid.argmin())]}: {rule}")

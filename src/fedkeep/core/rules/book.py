@@ -1,7 +1,9 @@
 """A device's rules at work: which samples match, and what stored samples count for it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 from zlib import crc32
 
@@ -14,6 +16,8 @@ from fedkeep.core.types import AnyArray, Batch, BoolArray, FloatArray, IntArray
 
 _DAY = 86_400.0
 _SPANS = {"minute": 60.0, "hour": 3600.0, "day": _DAY}
+_WITH_LABELS = frozenset({"label", "loss"})
+"""What is not known of a sample before its label is."""
 _THURSDAY = 3
 """The weekday of 1970-01-01, counted from Monday."""
 
@@ -28,6 +32,8 @@ class RecordContext:
     """Where the batch comes from."""
     times: FloatArray | None = None
     """The records' own times, (n,), in seconds since 1970."""
+    matched: Sequence[Container[str]] | None = None
+    """Of samples whose labels come later: the rules that matched each when it came, by name."""
 
 
 class RuleBook:
@@ -67,6 +73,8 @@ class RuleBook:
         self._conditions = conditions(rules, label_names)
         self._after: dict[tuple[int, str], int] = {}
         """By rule and source, how many samples are still to be held after one that matched."""
+        self._unlabelled: dict[str, deque[int]] = {}
+        """By source, the last samples that came without a label."""
         self.refused: dict[int, str] = {}
         """The samples of the last batch that are never stored, each with its rule's name."""
 
@@ -92,31 +100,100 @@ class RuleBook:
         BoolArray
             Which samples may be stored, (n,).
         """
-        times = context.times
-        given = dict(known)
-        given["label"] = lambda: batch.y if batch.y.ndim == 1 else np.full(len(batch), np.nan)
-        if times is not None:
-            given["time"] = lambda: times
-            given["hour"] = lambda: times / 3600 % 24
-            given["weekday"] = lambda: (times // _DAY + _THURSDAY) % 7
-        columns = NumberedColumns(len(batch), context.fields, given, context.source)
-        with np.errstate(all="ignore"):
-            matches = [condition.holds_quietly(columns) for condition in self._conditions]
+        labels = {"label": lambda: batch.y if batch.y.ndim == 1 else np.full(len(batch), np.nan)}
+        matches = self._matches(len(batch), context, {**known, **labels})
+        late = context.matched is not None
+        if context.matched is not None:
+            for index, rule in enumerate(self.rules):
+                came = np.array([rule.name in names for names in context.matched], dtype=bool)
+                matches[index] = matches[index] | came
         allowed = self._allowed(batch.ids, matches)
         ids = batch.ids.tolist()
         claims: Claims = {}
         triggers: Claims = {}
+        ranked: list[tuple[int, IntArray]] = []
+        place_of = None if allowed.all() else allowed.cumsum() - 1
         for index, (rule, matched) in enumerate(zip(self.rules, matches, strict=True)):
             if rule.action == "never":
                 continue
-            claimed = self._with_followers(index, matched & allowed, context.source)
-            for i in claimed.nonzero()[0].tolist():
-                group = self._group_at(rule, batch.y, context, i) if rule.per else 0
+            claimed = matched & allowed
+            if not late:  # else what came before and after it was looked at when it came
+                claimed = self._with_followers(index, claimed, context.source)
+            places = claimed.nonzero()[0]
+            if rule.holds and not rule.per and not rule.before:
+                if len(places):
+                    ranked.append((index, places if place_of is None else place_of[places]))
+                continue
+            groups = self._groups(rule, batch.y, context, places)
+            for i, group in zip(places.tolist(), groups, strict=True):
                 claims.setdefault(ids[i], []).append((index, group))
-                if rule.before and matched[i]:
+                if rule.before and matched[i] and not late:
                     triggers.setdefault(ids[i], []).append((index, group))
-        self.store.claim(claims, triggers, context.source)
+        self.store.claim(claims, triggers, context.source, late=late, ranked=ranked)
         return allowed
+
+    def screen(
+        self,
+        ids: IntArray,
+        context: RecordContext,
+        known: Mapping[str, Callable[[], AnyArray]],
+    ) -> tuple[BoolArray, dict[int, list[str]]]:
+        """Match samples that come without labels, as far as rules do not look at labels.
+
+        Parameters
+        ----------
+        ids : ndarray of int
+            Samples that are about to wait, none of which waits already.
+        context : RecordContext
+            What is known of them.
+        known : mapping
+            What gives `prediction` and `confidence`, when they are looked at.
+
+        Returns
+        -------
+        tuple
+            Which of them may be stored, (n,); and by id the rules that want a sample kept: of
+            these samples, and of those that came before one that matches.
+        """
+        matches = [
+            found if not _WITH_LABELS & condition.names else np.zeros(len(ids), dtype=bool)
+            for condition, found in zip(
+                self._conditions, self._matches(len(ids), context, known), strict=True
+            )
+        ]
+        allowed = self._allowed(ids, matches)
+        wanted: dict[int, list[str]] = {}
+        most = max((rule.before for rule in self.rules), default=0)
+        recent = self._unlabelled.setdefault(context.source, deque(maxlen=most))
+        came = [*recent, *ids.tolist()]
+        for index, (rule, matched) in enumerate(zip(self.rules, matches, strict=True)):
+            if not rule.holds:
+                continue
+            sound = matched & allowed
+            claimed = self._with_followers(index, sound, context.source) & allowed
+            places = {len(recent) + i for i in claimed.nonzero()[0].tolist()}
+            for i in sound.nonzero()[0].tolist():
+                trigger = len(recent) + i
+                places |= {*range(max(0, trigger - rule.before), trigger)}
+            for place in sorted(places):
+                wanted.setdefault(came[place], []).append(rule.name)
+        recent.extend(ids[allowed].tolist())
+        banned = {*ids[~allowed].tolist()}
+        return allowed, {id_: names for id_, names in wanted.items() if id_ not in banned}
+
+    def _matches(
+        self, count: int, context: RecordContext, known: Mapping[str, Callable[[], AnyArray]]
+    ) -> list[BoolArray]:
+        """Tell for each rule which samples of a batch its condition holds of."""
+        times = context.times
+        given = dict(known)
+        if times is not None:
+            given["time"] = lambda: times
+            given["hour"] = lambda: times / 3600 % 24
+            given["weekday"] = lambda: (times // _DAY + _THURSDAY) % 7
+        columns = NumberedColumns(count, context.fields, given, context.source)
+        with np.errstate(all="ignore"):
+            return [condition.holds_quietly(columns) for condition in self._conditions]
 
     def group(self, rule: Rule, label: Any, source: str, time: float) -> int:
         """Give the group of a sample under a rule."""
@@ -128,7 +205,7 @@ class RuleBook:
             case "source":
                 return crc32(source.encode(errors="surrogatepass"))
             case span:
-                return int(time // _SPANS[span]) if np.isfinite(time) else 0
+                return int(time // _SPANS[span]) if isfinite(time) else 0
 
     def weigh(self, weights: FloatArray, regions: IntArray, ids: IntArray) -> FloatArray:
         """Let stored samples count for those that limits kept out, within each region.
@@ -179,7 +256,12 @@ class RuleBook:
         self._after[index, source] = left
         return claimed
 
-    def _group_at(self, rule: Rule, y: AnyArray, context: RecordContext, place: int) -> int:
-        time = np.nan if context.times is None else float(context.times[place])
-        label = y[place] if y.ndim == 1 else 0
-        return self.group(rule, label, context.source, time)
+    def _groups(
+        self, rule: Rule, y: AnyArray, context: RecordContext, places: IntArray
+    ) -> list[int]:
+        """Give the group of each of these samples of a batch."""
+        if rule.per == "label" and y.ndim == 1:
+            return list(map(int, y[places].tolist()))
+        if rule.per not in _SPANS or context.times is None:
+            return [self.group(rule, 0, context.source, np.nan)] * len(places)
+        return [self.group(rule, 0, "", time) for time in context.times[places].tolist()]

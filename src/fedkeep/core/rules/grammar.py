@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from operator import eq, ge, gt, le, lt, ne
+from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -416,20 +416,47 @@ def _texts_compared(
         return np.array([None not in pair and compare(*pair) for pair in pairs], dtype=bool)
     if isinstance(one, str):
         return np.full(len(columns), compare(one, other))
-    return np.array([value is not None and compare(value, other) for value in one], dtype=bool)
+    equal = np.array([value == other for value in one], dtype=bool)
+    if compare is not ne:
+        return equal
+    known = np.array([value is not None for value in one], dtype=bool)
+    return np.asarray(known & ~equal)
 
 
 def _among(read: _Part, values: frozenset[Any], negated: bool, columns: Columns) -> BoolArray:
     found = read.evaluate(columns)
     if isinstance(found, np.ndarray):
-        found = [None if value != value else value for value in found.tolist()]  # noqa: PLR0124
+        found = found.tolist()
     elif isinstance(found, float | str):
         found = [found] * len(columns)
-    listed = [value is not None and (value in values) != negated for value in found]
-    return np.array(listed, dtype=bool)
+    listed = np.array([value in values for value in found], dtype=bool)
+    if not negated:
+        return listed
+    known = [value is not None and value == value for value in found]  # noqa: PLR0124 - NaN
+    return np.asarray(np.array(known, dtype=bool) & ~listed)
 
 
 _NUMBERS = frozenset({int, float, bool})
+
+
+def _alike(fields: Sequence[Mapping[str, Any]] | None) -> dict[str, Sequence[Any]] | None:
+    """Give the fields of records column by column, where all have the same; else None.
+
+    >>> _alike([{"a": 1, "b": 2}, {"b": 3, "a": 4}])
+    {'a': (1, 4), 'b': (2, 3)}
+    >>> _alike([{"a": 1}, {"b": 2}]) is None
+    True
+    """
+    if not fields or not fields[0]:
+        return None if fields and any(fields) else {}
+    names = [*fields[0]]
+    if {*map(len, fields)} != {len(names)}:
+        return None
+    try:
+        rows = [*map(itemgetter(*names), fields)]
+    except KeyError:
+        return None
+    return dict(zip(names, [rows] if len(names) == 1 else zip(*rows, strict=True), strict=True))
 
 
 class NumberedColumns:
@@ -457,7 +484,8 @@ class NumberedColumns:
         self._count, self._fields, self._known, self._source = count, fields, known, source
         self._numbers: dict[str, FloatArray] = {}
         self._texts: dict[str, Sequence[str | None]] = {}
-        self._nothing = fields is None or not any(fields)
+        self._columns = _alike(fields)
+        """The values of each field, where all records have the same; else None."""
 
     def __len__(self) -> int:
         return self._count
@@ -467,23 +495,30 @@ class NumberedColumns:
         if name not in self._numbers:
             if name in self._known:
                 found = np.asarray(self._known[name](), dtype=np.float64)
-            elif name in BUILTINS or self._nothing:
+            elif name in BUILTINS or (values := self._values(name)) is None:
                 found = np.full(self._count, np.nan)
             else:
-                values = [record.get(name) for record in self._fields or ()]
                 if not _NUMBERS.issuperset(map(type, values)):
                     values = [v if isinstance(v, int | float) else np.nan for v in values]
                 found = np.array(values, dtype=np.float64)
             self._numbers[name] = found
         return self._numbers[name]
 
+    def _values(self, name: str) -> Sequence[Any] | None:
+        """Give what records say under a name; None where none of them does."""
+        if self._columns is not None:
+            return self._columns.get(name)
+        return [record.get(name) for record in self._fields or ()]
+
     def texts(self, name: str) -> Sequence[str | None]:
         """Give a field's texts; see `Columns`."""
         if name == "source":
             return [self._source] * self._count
         if name not in self._texts:
-            values = [record.get(name) for record in self._fields or ({},) * self._count]
-            self._texts[name] = [value if isinstance(value, str) else None for value in values]
+            values = self._values(name) or (None,) * self._count
+            if {*map(type, values)} != {str}:
+                values = [value if isinstance(value, str) else None for value in values]
+            self._texts[name] = values
         return self._texts[name]
 
     def present(self, name: str) -> BoolArray:
@@ -492,4 +527,6 @@ class NumberedColumns:
             return np.full(self._count, bool(self._source))
         if name in BUILTINS:
             return ~np.isnan(self.numbers(name))
+        if self._columns is not None:
+            return np.full(self._count, name in self._columns)
         return np.array([name in r for r in self._fields or ({},) * self._count], dtype=bool)

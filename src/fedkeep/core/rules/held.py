@@ -32,6 +32,13 @@ class HeldSamples:
         self._groups: dict[int, list[_Key]] = {}
         """The keys of each group, the lowest first."""
 
+    @property
+    def floor(self) -> float:
+        """The score below which nothing is taken; -inf where it depends on the sample's group."""
+        if self.rule.per is not None or len(self.ids) < self._slots:
+            return float("-inf")
+        return self._groups[0][0][0]
+
     def refuses(self, score: float, group: int) -> bool:
         """Tell at once whether a newcomer is too low; where it is not sure, `take` decides."""
         own = self._groups.get(group)
@@ -40,6 +47,11 @@ class HeldSamples:
         if self.rule.n is None:
             return self.rule.per is None and len(self.ids) >= self._slots
         return len(own) >= self.rule.n
+
+    def is_full(self, group: int) -> bool:
+        """Tell whether a newcomer of a group can be held only in the place of another."""
+        own = len(self._groups.get(group, ()))
+        return len(self.ids) >= self._slots or (self.rule.n is not None and own >= self.rule.n)
 
     def take(self, id_: int, score: float, arrival: int, group: int) -> int:
         """Hold a sample; gives the id that leaves for it, its own where it is lower, or -1."""

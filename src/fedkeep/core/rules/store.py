@@ -105,6 +105,10 @@ class RuledStore(MemoryStore):
         self._claims: Claims = {}
         self._triggers: dict[int, list[tuple[int, int]]] = {}
         self._source = ""
+        self._late_labels = False
+        self._ranked_claims: Sequence[tuple[int, IntArray]] = ()
+        self._offered = 0
+        """How many samples were offered since rules claimed some."""
         self._most_before = max((rule.before for rule in self.rules), default=0)
 
     def __len__(self) -> int:
@@ -115,6 +119,9 @@ class RuledStore(MemoryStore):
         claims: Claims,
         triggers: Claims | None = None,
         source: str = "",
+        *,
+        late: bool = False,
+        ranked: Sequence[tuple[int, IntArray]] = (),
     ) -> None:
         """Say which rules match the samples that are offered next.
 
@@ -126,8 +133,16 @@ class RuledStore(MemoryStore):
             The same for rules that also hold what came before such a sample.
         source
             Where the samples come from.
+        late
+            Whether they came before, and only their labels come now: then they are not among those
+            that came before the next sample.
+        ranked
+            Of rules without groups, the places of the samples that match: by their scores alone
+            most of them are told to be too low.
         """
+        self._ranked_claims, self._offered = ranked, 0
         self._claims, self._triggers, self._source = claims, triggers or {}, source
+        self._late_labels = late
 
     def holders(self, id_: int) -> tuple[int, ...]:
         """Give the rules that hold a sample, and those that limit it."""
@@ -159,7 +174,7 @@ class RuledStore(MemoryStore):
 
     def offer(self, batch: Batch, regions: IntArray, scores: Scores, arrivals: IntArray) -> Outcome:
         """Offer samples to the policy's slots, and those that rules claim to theirs, too."""
-        if not self._claims and not self._most_before:
+        if not self._claims and not self._ranked_claims and not self._most_before:
             outcome = super().offer(batch, regions, scores, arrivals)
         else:
             outcome = self._offer_limited(batch, regions, scores, arrivals)
@@ -218,10 +233,12 @@ class RuledStore(MemoryStore):
     ) -> None:
         """Let rules hold what they match, and what came before it."""
         ring = None
-        if self._most_before:
+        if self._most_before and not self._late_labels:
             ring = self._ring.setdefault(self._source, deque(maxlen=self._most_before))
-        for i, id_ in enumerate(batch.ids.tolist()):
-            claims = self._claims.get(id_)
+        ids = batch.ids.tolist()
+        found = self._with_ranked(ids, scores)
+        for i, id_ in enumerate(ids):
+            claims = found.get(id_)
             if claims is not None:
                 score = float(scores[i])
                 claims = [claim for claim in claims if self._may_hold(*claim, score)]
@@ -243,6 +260,19 @@ class RuledStore(MemoryStore):
             if ring is not None:
                 self._hold_earlier(id_, ring)
                 ring.append(sample)
+
+    def _with_ranked(self, ids: Sequence[int], scores: Scores) -> Claims:
+        """Give all claims, but those of samples that rank too low for rules without groups."""
+        first, self._offered = self._offered, self._offered + len(ids)
+        if not self._ranked_claims:
+            return self._claims
+        found = {id_: [*claims] for id_, claims in self._claims.items()}
+        for index, places in self._ranked_claims:
+            begin, end = places.searchsorted((first, self._offered))
+            own = places[begin:end] - first
+            for i in own[~(scores[own] < self._holds[index].floor)].tolist():
+                found.setdefault(ids[i], []).append((index, 0))
+        return found
 
     def _may_hold(self, index: int, group: int, score: float) -> bool:
         held = self._holds.get(index)
@@ -367,6 +397,44 @@ class RuledStore(MemoryStore):
             elif index in self._limits:
                 key = uniform_keys(child_seed(self.seed, "limit", index), np.array([sample.id]))
                 self._limits[index].admit(sample.id, float(key[0]), group)
+
+    def hold_instead(self, sample: HeldSample, claims: Iterable[tuple[int, int]]) -> None:
+        """Let a rule hold a sample that nothing else does, not one that the policy has, too.
+
+        For a store that was read back: a file may say that a rule holds a sample which it has let
+        go since, and that one would take the place of this.
+        """
+        for index, group in claims:
+            if (held := self._holds.get(index)) is None:
+                continue
+            spare = [id_ for id_ in held.ids if id_ in self._entries]
+            # Of its own group first, and the lowest.
+            spare.sort(key=lambda id_: (held.ids[id_][0] != group, held.ids[id_][1]))
+            while spare and held.is_full(group):
+                leaving = spare.pop(0)
+                held.let_go(leaving)
+                self._release(leaving)
+            if not held.is_full(group):
+                self._take(index, group, sample)
+                return
+
+    def leave_to_rules(self, quotas: IntArray) -> None:
+        """Take from the policy what it has no slot for under these quotas, if rules hold it.
+
+        The lowest scores first. For a store that was read back: a file may not say what had left
+        the policy and stayed with a rule, and without this another sample would make way for it.
+        """
+        ranks = super().ranks()
+        held = np.bincount(ranks["regions"], minlength=self.regions)
+        leaving = []
+        for place in np.argsort(ranks["effective"], kind="stable").tolist():
+            if self.would_hold(held, quotas):
+                break
+            id_, region = int(ranks["ids"][place]), int(ranks["regions"][place])
+            if id_ in self._held and (self.soft_quotas or held[region] > quotas[region]):
+                held[region] -= 1
+                leaving.append(id_)
+        super().remove(leaving)
 
     def snapshot(self) -> State:
         """Take the state as plain arrays, rules and all."""

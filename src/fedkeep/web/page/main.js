@@ -163,7 +163,7 @@ function render() {
   drawWords();
   panels.update(views, view);
   settings.update(views, view, views.find((other) => other.key === state.other && other.key !== view.key) ?? null);
-  drawMembers(view, state.troubles);
+  drawMembers([...state.views.values()], view, state.troubles);
   matrix.update(view, state.device);
   devicePane.update(view, state.device, snapshotOf(view, state.device));
   drawGallery(views, view, pictured);

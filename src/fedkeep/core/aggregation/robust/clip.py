@@ -43,12 +43,9 @@ class ClippedReports:
         """Those that count, in the order of the devices' ids."""
         self.findings: list[tuple[DeviceId, RejectionReason, str]] = []
         """Which device, why, and in words."""
-        update = np.empty_like(start)
-        norms = {
-            device: float(np.linalg.norm(np.subtract(report.model, start, out=update)))
-            for device, report in self.reports.items()
-            if report.weight > 0
-        }
+        weighty = {device: report for device, report in self.reports.items() if report.weight > 0}
+        lengths = UpdateRows.of(model, list(weighty.values())).norms
+        norms = dict(zip(weighty, lengths.tolist(), strict=True))
         self.lengths = list(norms.values())
         """Of all updates, rejected ones too."""
         limit = statistics.max_length(self.lengths, ratio)

@@ -1,6 +1,7 @@
 """Stage 3: updates that conflict with the reference direction are projected, or filtered out."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from fedkeep.core.aggregation.robust.statistics import (
     Agreement,
     UpdateStatistics,
 )
-from fedkeep.core.aggregation.rows import Chosen, UpdateRows, row_norms, row_products
+from fedkeep.core.aggregation.rows import Chosen, UpdateRows
 from fedkeep.core.outliers import MAD_TO_DEVIATION, median
 from fedkeep.core.types import BoolArray, DeviceId, FloatArray
 
@@ -35,6 +36,22 @@ class FilteredUpdates(NamedTuple):
     """Whose update does not count, (n,)."""
 
 
+@dataclass
+class _InnerProducts:
+    """Products of the updates v, the sum T of the trusted ones, and E of earlier rounds."""
+
+    with_total: FloatArray
+    """v . T, (n,)."""
+    with_earlier: FloatArray
+    """v . E, (n,)."""
+    total_square: float = 0.0
+    """T . T."""
+    total_earlier: float = 0.0
+    """T . E."""
+    earlier_square: float = 0.0
+    """E . E."""
+
+
 class ReferenceDirections:
     """The direction of the others as each device sees it: this round's, and earlier rounds'.
 
@@ -50,27 +67,54 @@ class ReferenceDirections:
 
     def __init__(self, updates: UpdateRows, trusted: BoolArray, earlier: FloatArray | None) -> None:
         self._updates, self._trusted, self._earlier = updates, trusted, earlier
-        self._total = updates.weighted_sum(trusted.astype(np.float64))
-        count, columns = updates.shape
-        self._lengths = np.empty(count)
-        products = np.empty(count)
-        for rows, group in updates.row_groups():
-            others = self._mean_of_others(rows, slice(0, columns), group)
-            self._lengths[rows] = np.maximum(row_norms(others), _TINY)
-            others /= self._lengths[rows, None]
-            products[rows] = row_products(group, others)
-        self.products = products
+        self._total = np.empty(updates.shape[1])
+        self._others = trusted.sum() - trusted
+        known = self._inner_products()
+        share = np.where(self._others > 0, 1.0, 0.0) / np.maximum(self._others, 1)
+        decay = 0.0 if earlier is None else REFERENCE_DECAY
+        share *= 1 - decay
+        own = trusted * updates.norms**2
+        # |share (T - v) + decay E|^2 and v . (share (T - v) + decay E), multiplied out.
+        squares = (
+            share**2 * (known.total_square - 2 * trusted * known.with_total + own)
+            + 2 * share * decay * (known.total_earlier - trusted * known.with_earlier)
+            + decay**2 * known.earlier_square
+        )
+        self._lengths = np.maximum(np.sqrt(np.maximum(squares, 0.0)), _TINY)
+        along = share * (known.with_total - own) + decay * known.with_earlier
+        self.products: FloatArray = along / self._lengths
         """Of each update with its direction, (n,)."""
+
+    def _inner_products(self) -> "_InnerProducts":
+        """Add up the trusted updates, and multiply by the sum and by earlier rounds: one reading.
+
+        What updates and their directions have in common follows from these products.
+        """
+        count = self._updates.shape[0]
+        found = _InnerProducts(np.zeros(count), np.zeros(count))
+        chosen = self._trusted.astype(np.float64)
+        for part, block in self._updates.column_blocks():
+            total = np.matmul(chosen, block, out=self._total[part])
+            found.with_total += block @ total
+            found.total_square += float(total @ total)
+            if self._earlier is not None:
+                earlier = self._earlier[part]
+                found.with_earlier += block @ earlier
+                found.total_earlier += float(total @ earlier)
+                found.earlier_square += float(earlier @ earlier)
+        return found
 
     def of(self, rows: Chosen, part: slice, updates: FloatArray) -> FloatArray:
         """Return these columns of the directions of these rows, from the same of the updates."""
-        return self._mean_of_others(rows, part, updates) / self._lengths[rows, None]
+        directions = self._mean_of_others(rows, part, updates)
+        directions /= self._lengths[rows, None]
+        return directions
 
     def _mean_of_others(self, rows: Chosen, part: slice, updates: FloatArray) -> FloatArray:
         trusted = self._trusted[rows]
         others: FloatArray = trusted[:, None] * updates
         np.subtract(self._total[part], others, out=others)
-        others /= np.maximum(self._trusted.sum() - trusted, 1)[:, None]
+        others /= np.maximum(self._others[rows], 1)[:, None]
         if self._earlier is not None:
             others *= 1 - REFERENCE_DECAY
             others += REFERENCE_DECAY * self._earlier[part]
@@ -112,7 +156,7 @@ def filter_updates(
     2021 (trust by cosine, there with a direction of the server's own data).
     """
     trusted = np.ones(len(devices), dtype=bool)
-    lengths = np.maximum(updates.norms(), _TINY)
+    lengths = np.maximum(updates.norms, _TINY)
     for _ in range(2):
         references = ReferenceDirections(updates, trusted, statistics.reference)
         cosines: FloatArray = references.products / lengths

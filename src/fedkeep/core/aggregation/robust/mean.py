@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 import numpy as np
 
 from fedkeep.core.aggregation.base import Aggregator, MergedReports, aggregation
-from fedkeep.core.aggregation.fedavg import FedAvg
 from fedkeep.core.aggregation.robust.clip import clip_to_usual, clip_weights
 from fedkeep.core.aggregation.robust.filter import filter_updates
 from fedkeep.core.aggregation.robust.reputation import reputation_weights
 from fedkeep.core.aggregation.robust.statistics import UpdateStatistics
 from fedkeep.core.aggregation.robust.validate import inconsistent_gradients
-from fedkeep.core.aggregation.rows import Chosen, UpdateRows
+from fedkeep.core.aggregation.rows import UpdateRows
+from fedkeep.core.bounds import check_range
 from fedkeep.core.types import DeviceId, FloatArray, Report, Vector
 
 _LENGTH_RATIO = 2.0
@@ -45,10 +46,16 @@ class RobustMean(Aggregator):
     as well as those of the others do, and the device with the fleet. It stops attackers who know
     the rule from steering the fleet by gists that agree with their updates just enough; a device
     with news may lose its gist by it."""
+    gradient_ratio: float = 2.0
+    """Local gradients or gists longer than so many times the median are clipped to that. With 1
+    devices that collude move the fleet by their gists half as far; honest fleets learn from long
+    gists less (docs/security.md)."""
 
     requires_limits = True
     verifies_gradients = True
-    gradient_ratio = 2.0
+
+    def __post_init__(self) -> None:
+        check_range(self, "gradient_ratio", above=0, below=inf)
 
     def aggregate(self, model: Vector, reports: Sequence[Report]) -> Vector:
         """Merge one round of a fleet of which nothing else is known."""
@@ -71,7 +78,7 @@ class RobustMean(Aggregator):
             senders, updates, statistics.gradient_layout, strict=self.strict_gradients
         )
 
-        lengths = updates.norms()
+        lengths = updates.norms
         usual = statistics.median_length(lengths.tolist())
         clipped = clip_to_usual(updates, lengths, usual)
         weights = clip_weights([r.weight for r in senders], statistics)
@@ -88,10 +95,12 @@ class RobustMean(Aggregator):
             inconsistent |= reputation < _GRADIENT_REPUTATION
 
         scale = _length_preserving_scale(weights, kept, np.minimum(lengths, _LENGTH_RATIO * usual))
-        if weights.any():  # a round of nobody but those that conflict says nothing of the direction
-            statistics.learn_reference(scale * kept.weighted_sum(weights) / weights.sum())
-
         counted = CountedModels(model, kept, scale)
+        new = model
+        if weights.any():  # a round of nobody but those that conflict says nothing of the direction
+            new, step = counted.merged(weights)
+            statistics.learn_reference(step)
+
         merged = dict(reports)
         for row, device in enumerate(devices):
             gradient = None if inconsistent[row] else reports[device].local_gradient
@@ -99,7 +108,7 @@ class RobustMean(Aggregator):
                 reports[device], weight=float(weights[row]), local_gradient=gradient
             )
         return MergedReports(
-            counted.merged(weights),
+            new,
             merged,
             tuple(device for row, device in enumerate(devices) if out[row]),
             {device: partial(counted.model_of, row) for row, device in enumerate(devices)},
@@ -125,33 +134,37 @@ class CountedModels:
     def model_of(self, row: int) -> Vector:
         """Return the model of one report."""
         moved = np.empty((1, len(self._model)))
-        self._read(slice(row, row + 1), slice(0, len(self._model)), moved)
+        self._updates.read(slice(row, row + 1), slice(0, len(self._model)), moved)
+        moved *= self._scale
+        moved += self._model
         model: Vector = moved[0].astype(np.float32)
         return model
 
-    def merged(self, weights: FloatArray) -> Vector:
-        """Return the weighted mean of the models; the one before if none carries weight."""
-        counted = np.flatnonzero(weights > 0)
-        if not len(counted):
-            return self._model
-
-        def fill(rows: Chosen, part: slice, out: FloatArray) -> None:
-            self._read(rows if len(counted) == len(weights) else counted[rows], part, out)
-            out[...] = out.astype(np.float32)
-            out -= self._model[part]
-
-        rows = UpdateRows(len(counted), len(self._model), fill)
-        return FedAvg().moved(self._model, rows, weights[counted], np.ones(len(counted)))
-
-    def _read(self, rows: Chosen, part: slice, out: FloatArray) -> None:
-        self._updates.read(rows, part, out)
-        out *= self._scale
-        out += self._model[part]
+    def merged(self, weights: FloatArray) -> tuple[Vector, FloatArray]:
+        """Return the weighted mean of the models, and the step to it before rounding, (P,)."""
+        counted = np.flatnonzero(weights)
+        shares = weights[counted] / weights.sum()
+        model, step = np.empty_like(self._model), np.empty(len(self._model))
+        buffer = np.empty(0)
+        rounded = np.empty(0, dtype=np.float32)
+        for part, block in self._updates.column_blocks():
+            shape = len(counted), part.stop - part.start
+            if len(buffer) < (numbers := shape[0] * shape[1]):
+                buffer, rounded = np.empty(numbers), np.empty(numbers, dtype=np.float32)
+            own, single = buffer[:numbers].reshape(shape), rounded[:numbers].reshape(shape)
+            np.take(block, counted, axis=0, out=own, mode="clip")
+            own *= self._scale
+            np.matmul(shares, own, out=step[part])
+            start = self._model[part].astype(np.float64)
+            np.add(own, start, out=single, casting="same_kind")
+            np.subtract(single, start, out=own)
+            model[part] = start + shares @ own
+        return model, step
 
 
 def _length_preserving_scale(
     weights: FloatArray, updates: UpdateRows, lengths: FloatArray
 ) -> float:
     """Return the factor that gives the updates, together, these lengths again."""
-    left = float(weights @ updates.norms())
+    left = float(weights @ updates.norms)
     return float(weights @ lengths) / left if left > 0 else 1.0

@@ -20,6 +20,8 @@ _PEAK_DECAY = 0.99
 """What is left of the longest usual length after one more round."""
 REFERENCE_DECAY = 0.8
 """What is left of the reference direction after one more round."""
+_PART = 1 << 14
+"""Numbers of a part of a model."""
 
 
 class Agreement(NamedTuple):
@@ -85,11 +87,14 @@ class UpdateStatistics:
         return np.array(known)
 
     def learn_reference(self, step: FloatArray) -> None:
-        """Take in a robust step of the model."""
-        if self.reference is None:
-            self.reference = step
-        else:
-            self.reference = REFERENCE_DECAY * self.reference + (1 - REFERENCE_DECAY) * step
+        """Take in a robust step of the model; the array is changed, and kept."""
+        if self.reference is not None:
+            step *= 1 - REFERENCE_DECAY
+            # In parts: a copy of a large model costs more than the arithmetic.
+            for start in range(0, len(step), _PART):
+                part = slice(start, start + _PART)
+                step[part] += REFERENCE_DECAY * self.reference[part]
+        self.reference = step
 
     def forget_weights(self) -> None:
         """Forget the weights: they are in units of a plan that is no longer in force."""

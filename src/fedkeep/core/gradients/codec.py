@@ -1,4 +1,4 @@
-"""How a gist is kept in few bytes: as it is, in half precision, or as whole numbers with scales.
+"""How gists and sums are kept in few bytes: half precision, or whole numbers with scales.
 
 Whole numbers are rounded at random, up or down with odds by the distance: on average nothing is
 lost, and what one participation loses does not add up over the next ones, since each takes only a
@@ -13,8 +13,12 @@ from fedkeep.core.types import AnyArray, FloatArray, State, Vector
 
 Encoding: TypeAlias = Literal["float32", "float16", "int8", "int4"]
 """In which numbers a gist is kept."""
+SumEncoding: TypeAlias = Encoding | Literal["int16"]
+"""In which numbers a sum is kept: each addition rounds it, so that it needs more bits than m."""
 BLOCK = 64
 """Numbers that share a scale in the shorter encodings."""
+_BLOCK_OF_SUMS = 256
+"""The same in `int16`, which has bits to spare."""
 
 
 class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
@@ -30,16 +34,27 @@ class PackedVector(np.ndarray[tuple[int], np.dtype[np.float32]]):
         self.packed = None
 
 
-def scale_count(size: int, encoding: Encoding) -> int:
+def scale_count(size: int, encoding: SumEncoding) -> int:
     """Count the scales that a vector of so many numbers has in that encoding."""
-    return 0 if encoding == "float32" else -(-size // BLOCK)
+    if encoding == "float32":
+        return 0
+    return -(-size // (_BLOCK_OF_SUMS if encoding == "int16" else BLOCK))
 
 
 _LARGEST = {"float16": 1.0, "int8": 127.0, "int4": 7.0}
 """What the largest number of a block becomes."""
+_LARGEST_OF_SUMS = 32_766.0
+"""The same in `int16`, where random bits behind the point must not carry beyond the word."""
+_LEAST_SCALE = 1e-37
+"""Smaller ones have too few digits to divide by: such a block counts as zero."""
+_POINT = 65_536
+"""A level of a sum, in the units in which it is rounded."""
+_DITHER = (16 * np.random.default_rng(0).permutation(_POINT // 16) + 8).astype(np.uint16)
+"""Random bits behind the point, each sixteenth once. A generator for each batch of arrivals would
+take longer than all else; where in them a sum begins is what its seed says."""
 
 
-def packed_form(size: int, encoding: Encoding) -> tuple[int, str]:
+def packed_form(size: int, encoding: SumEncoding) -> tuple[int, str]:
     """Give the length and the type of the array that holds so many numbers.
 
     Examples
@@ -50,7 +65,7 @@ def packed_form(size: int, encoding: Encoding) -> tuple[int, str]:
     return (-(-size // 2), "uint8") if encoding == "int4" else (size, encoding)
 
 
-def packed_bytes(size: int, encoding: Encoding) -> int:
+def packed_bytes(size: int, encoding: SumEncoding) -> int:
     """Count the bytes that a vector of so many numbers takes in that encoding.
 
     Examples
@@ -62,15 +77,15 @@ def packed_bytes(size: int, encoding: Encoding) -> int:
     return np.dtype(form).itemsize * length + 4 * scale_count(size, encoding)
 
 
-def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
+def pack(vector: Vector | FloatArray, encoding: SumEncoding, seed: int) -> State:
     """Encode a vector: its numbers and, for the shorter encodings, a scale for every block.
 
     Parameters
     ----------
     vector : Vector or FloatArray
         The numbers.
-    encoding : {"float32", "float16", "int8", "int4"}
-        The last two round at random, so that nothing is lost on average.
+    encoding : {"float32", "float16", "int16", "int8", "int4"}
+        The last three round at random, so that nothing is lost on average.
     seed : int
         The seed of that rounding.
 
@@ -90,6 +105,8 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     if encoding == "float32":
         none = np.empty(0, dtype=np.float32)
         return {"packed": vector.astype(np.float32, copy=False), "scales": none}
+    if encoding == "int16":
+        return _pack_sum(vector, seed)
     largest, size = _LARGEST[encoding], len(vector)
     blocks = np.zeros((scale_count(size, encoding), BLOCK))
     scaled = blocks.reshape(-1)[:size]
@@ -106,6 +123,30 @@ def pack(vector: Vector | FloatArray, encoding: Encoding, seed: int) -> State:
     return {"packed": scaled.astype(encoding), "scales": scales}
 
 
+def _pack_sum(vector: Vector | FloatArray, seed: int) -> State:
+    """Do the same in `int16`, by shifts: a sum is packed with every batch of arrivals.
+
+    An infinite block stays infinite, whatever is added to it.
+    """
+    size = len(vector)
+    blocks = np.zeros((scale_count(size, "int16"), _BLOCK_OF_SUMS), dtype=np.float32)
+    blocks.reshape(-1)[:size] = vector
+    largest = np.maximum(blocks.max(axis=1, initial=0.0), -blocks.min(axis=1, initial=0.0))
+    scales = largest / np.float32(_LARGEST_OF_SUMS)
+    scales[scales < _LEAST_SCALE] = 0.0
+    endless = ~np.isfinite(scales)
+    factors = np.divide(
+        np.float32(_POINT), scales, out=np.zeros_like(scales), where=(scales > 0) & ~endless
+    )
+    blocks *= factors[:, None]
+    if endless.any():
+        blocks[endless] = _POINT
+    fixed = blocks.reshape(-1)[:size].astype(np.int32)
+    fixed += np.resize(np.roll(_DITHER, seed % len(_DITHER)), size)
+    fixed >>= 16
+    return {"packed": fixed.astype(np.int16), "scales": scales}
+
+
 def unpack(packed: State, size: int) -> Vector:
     """Decode what `pack` made of a vector of so many numbers, as near as it comes.
 
@@ -120,7 +161,8 @@ def unpack(packed: State, size: int) -> Vector:
         return numbers
     if numbers.dtype == np.uint8:
         numbers = np.stack([numbers & 15, numbers >> 4], axis=1).ravel()[:size].astype(np.int8) - 8
-    decoded = numbers.astype(np.float32) * np.repeat(scales, BLOCK)[:size]
+    block = _BLOCK_OF_SUMS if numbers.dtype == np.int16 else BLOCK
+    decoded = numbers.astype(np.float32) * np.repeat(scales, block)[:size]
     vector = decoded.view(PackedVector)
     vector.packed = packed
     return vector
