@@ -31,7 +31,8 @@ _CORRELATION = 0.7
 """rho squared: what of a sample's noise is the same under two models.
 
 By it five slots with a gist are as good as fifteen, the median of seven tasks: as 6 on pictures of
-clothes, 8 and 15 on activities, 10 on spoken digits, 20 on WiFi floors, 40 and 45 on softmax models.
+clothes, 8 and 15 on activities, 10 on spoken digits, 20 on WiFi floors, 40 and 45 on softmax
+models.
 """
 _GIST_SAMPLES = 100.0
 """The effective sample size that a gist reaches: its cap, `gist.max_ess`."""
