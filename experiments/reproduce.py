@@ -39,8 +39,8 @@ from lab.curves import (
     Curves,
     ExperimentSummary,
     curve_of,
+    evaluation_labels,
     read_summary,
-    tested_labels,
     write_summary,
 )
 from lab.document import write_results
@@ -198,7 +198,7 @@ def summarise(
     """The runs of an experiment's file, what was set otherwise than in it, and how to make them."""
     name, header = name_of(path), runs[0][0].header
     by_seed = sorted(runs, key=lambda pair: pair[1].seed)  # so that data is loaded once a seed
-    curves = {id(run): curve_of(run, tested_labels(experiment)) for run, experiment in by_seed}
+    curves = {id(run): curve_of(run, evaluation_labels(experiment)) for run, experiment in by_seed}
     changes = (part for setting in settings for part in ("--set", setting))
     return ExperimentSummary(
         experiment=name,

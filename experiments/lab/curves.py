@@ -68,7 +68,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return late_accuracy(self.evaluations, of=100)
 
 
-def tested_labels(experiment: Experiment) -> tuple[int, ...]:
+def evaluation_labels(experiment: Experiment) -> tuple[int, ...]:
     """How many test samples of each label the fleet has."""
     data = load_data(experiment.task, experiment.seed)
     return tuple(np.bincount(data.pooled_test.y, minlength=data.labels).tolist())

@@ -23,7 +23,7 @@ def test_the_options_are_those_of_the_code() -> None:
         ("drift_weight", "0.5"),
         ("label_matching", "true"),
         ("max_ess", "100.0"),
-        ("encoding", '"float32"'),
+        ("encoding", "left out"),
         ("rank", "left out"),
         ("last_layers", "left out"),
     ]

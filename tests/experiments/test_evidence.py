@@ -13,9 +13,9 @@ from lab.curves import (
     Curve,
     ExperimentSummary,
     curve_of,
+    evaluation_labels,
     pooled_accuracy,
     read_summary,
-    tested_labels,
     write_summary,
 )
 from lab.document import write_results
@@ -220,7 +220,7 @@ def test_the_pooled_accuracy_of_a_run_whose_accuracy_is_the_mean_over_devices(
         return read_run(play(cell, tmp_path / kind))
 
     devices, pooled = played("devices"), played("pooled")
-    tested = tested_labels(resolve({"task": {"name": "demo", "devices": 5}}))
+    tested = evaluation_labels(resolve({"task": {"name": "demo", "devices": 5}}))
     assert [e.accuracy for e in devices.evaluations] != [e.accuracy for e in pooled.evaluations]
     for one, other in zip(devices.evaluations, pooled.evaluations, strict=True):
         assert pooled_accuracy(one, tested) == pytest.approx(other.accuracy)

@@ -80,7 +80,6 @@ def current(table: Table) -> Table:
 
     Examples
     --------
-    >>> logging.getLogger("fedkeep.config.aliases").setLevel(logging.ERROR)
     >>> current({"gist": {"name": "local"}, "sweep": {"storage.quotas": ["targets", "fixed"]}})
     {'gist': {'mode': 'local'}, 'sweep': {'storage.quotas': ['soft', 'hard']}}
     """

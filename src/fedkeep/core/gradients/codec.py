@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from fedkeep.core.seeds import uniform_keys
 from fedkeep.core.types import AnyArray, FloatArray, State, Vector
 
 Encoding: TypeAlias = Literal["float32", "float16", "int8", "int4"]
@@ -49,7 +50,8 @@ _LEAST_SCALE = 1e-37
 """Smaller ones have too few digits to divide by: such a block counts as zero."""
 _POINT = 65_536
 """A level of a sum, in the units in which it is rounded."""
-_DITHER = (16 * np.random.default_rng(0).permutation(_POINT // 16) + 8).astype(np.uint16)
+_ORDER = np.argsort(uniform_keys(0, np.arange(_POINT // 16)))
+_DITHER = (16 * _ORDER + 8).astype(np.uint16)
 """Random bits behind the point, each sixteenth once. A generator for each batch of arrivals would
 take longer than all else; where in them a sum begins is what its seed says."""
 

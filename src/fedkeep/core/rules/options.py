@@ -102,6 +102,11 @@ def conditions(rules: Sequence[Rule], labels: Sequence[str] = ()) -> list[Condit
     ------
     ConfigError
         With the rule's name, and the place of the mistake.
+
+    Examples
+    --------
+    >>> len(conditions([Rule("alarms", "alarm", slots=5), Rule("hot", "heat > 90", slots=2)]))
+    2
     """
     found: list[Condition] = []
     for rule in rules:
