@@ -14,8 +14,8 @@ from fedkeep.config.experiment import expand, override, read_experiment
 from fedkeep.core.errors import FedkeepError
 from lab.blocks import sheet
 from lab.curves import ExperimentSummary
-from lab.findings import LEVEL, SLIGHT, Interval, finals, in_words, pooled_finals
-from lab.results import Paper, Results, verdicts
+from lab.findings import LEVEL, SLIGHT, Interval, finals, in_words
+from lab.results import UNEVEN, Paper, Results, verdicts
 
 PAPER_TASKS = {
     "st": "ST",
@@ -25,23 +25,6 @@ PAPER_TASKS = {
     "tc": "TC",
 }
 """Rows of Table 2 that pages show, with their titles."""
-UNEVEN = ("ic",)
-"""Rows whose devices differ so much in size that the accuracy over all test samples, which the
-authors' code takes, is another number than the mean over devices, which the paper names."""
-
-
-def columns() -> Iterator[tuple[str, str, bool]]:
-    """Tasks of the paper's tables with their titles, and whether their accuracy is pooled."""
-    for task, title in PAPER_TASKS.items():
-        yield task, title, False
-        if task in UNEVEN:
-            yield task, f"{title}, pooled", True
-
-
-def lead(ours: Results, name: str, method: str, *, pooled: bool) -> Interval | None:
-    """A method's lead over FIFO, by either accuracy; None where it was not run."""
-    measure = pooled_finals if pooled else finals
-    return measure(ours.runs(name, method), ours.runs(name, "fifo"))
 
 
 _PRINTED = {
@@ -72,6 +55,19 @@ _PARTS = {
     "our default, over ODE-Est": ("table2", "default", "ode-est"),
 }
 """What a part gives: a folder of experiments, and two methods of it."""
+
+
+def columns() -> Iterator[tuple[str, str, bool]]:
+    """Tasks of the paper's tables with their titles, and whether their accuracy is pooled."""
+    for task, title in PAPER_TASKS.items():
+        yield task, title, False
+        if task in UNEVEN:
+            yield task, f"{title}, pooled", True
+
+
+def lead(ours: Results, name: str, method: str, *, pooled: bool) -> Interval | None:
+    """A method's lead over FIFO, by either accuracy; None where it was not run."""
+    return ours.pooled_margin(name, method) if pooled else ours.margin(name, method, "fifo")
 
 
 def is_outdated(summary: ExperimentSummary, experiments: Path) -> bool:

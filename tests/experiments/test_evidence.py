@@ -245,6 +245,22 @@ def test_pooled_leads_are_paired_over_the_seeds_that_kept_them() -> None:
     assert pooled_finals(ode, {}) is None
 
 
+def test_a_claim_looks_at_both_accuracies_where_devices_are_of_unequal_sizes(
+    tmp_path: Path,
+) -> None:
+    summary = _summary((0.60, 0.61, 0.60), (0.60, 0.61, 0.60))
+    leads = {"fifo": 0.50, "ode-est": 0.53}
+    curves = tuple(replace(c, pooled=leads[c.method]) for c in summary.curves)
+    kept = replace(summary, experiment="table2/ic", curves=curves)
+    write_summary(tmp_path / "table2" / "ic.json", kept)
+    found = verdicts(Results(tmp_path, PAPER))
+    word, because = found["ODE-Est ends more accurate than FIFO (Table 2)"]
+    assert because == (
+        "ic +0.0 ± 0.0 points (paper +1.4); ic, pooled +3.0 ± 0.0 points (paper +1.4)"
+    )
+    assert word == "partly"
+
+
 def test_a_table_has_the_pooled_accuracy_where_runs_kept_it(tmp_path: Path) -> None:
     summary = _summary((0.60, 0.61, 0.60), (0.70, 0.71, 0.70))
     curves = [replace(c, pooled=0.5) if c.method == "fifo" else c for c in summary.curves]
