@@ -20,8 +20,9 @@ WIRE = {
     "wire_local_over_fedavg",
     "wire_shared_over_ode",
     *(f"wire_{form}_{way}_over_fedavg" for form in ("shared", "sketch") for way in ("down", "up")),
+    "wire_smallest_up_over_fedavg",
 }
-FORMS = ("float32", "float16", "int8", "int4", "sketch")
+FORMS = ("float32", "float16", "int8", "int4", "sketch", "smallest")
 BYTES = {
     *(f"bytes_{form}" for form in FORMS),
     *(f"kept_{form}" for form in FORMS),
