@@ -67,7 +67,7 @@ def test_nothing_is_sent_when_the_ledger_cannot_be_written(tmp_path: Path) -> No
 def spent(folder: Path) -> float:
     assembly = make_agent(folder, privacy=PRIVACY)
     try:
-        return assembly.agent.door.spending().spent  # type: ignore[union-attr]
+        return assembly.agent.release_pipeline.spending().spent  # type: ignore[union-attr]
     finally:
         assembly.disk.close()
 
@@ -126,7 +126,7 @@ def test_a_sample_sent_in_every_round_costs_every_time(tmp_path: Path) -> None:
             pass
         told = TrainOrder(**{**vars(order(assembly, round_)), "accepted_round": round_ - 1})
         agent.participate(told)
-        epsilons.append(agent.door.spending().spent)  # type: ignore[union-attr]
+        epsilons.append(agent.release_pipeline.spending().spent)  # type: ignore[union-attr]
         agent.store.forget([7], Verdict.DROPPED)  # stored, it would change nothing when it comes
     assembly.disk.close()
     assert epsilons[0] == 0.0
@@ -211,7 +211,7 @@ def test_a_profile_under_seal_has_the_noise_that_was_paid_for(tmp_path: Path) ->
         for nonce in (bytes(16), bytes(range(16))):
             answer = agent.encrypted_profile(ProfileRequest(public, nonce, 7))
             told.append(unseal(secret, nonce, 7, answer, agent.device.regions.count))
-        charged = agent.door.kept(under_way=False)["gate"].snapshot()["ledger.releases"]
+        charged = agent.release_pipeline.kept(under_way=False)["gate"].snapshot()["ledger.releases"]
     finally:
         assembly.disk.close()
     assert declared.rate > 0

@@ -293,14 +293,14 @@ def test_under_noise_per_sample_a_sample_costs_one_window_and_a_correction_none(
     judged(agent, *(label(id_, id_ % 3) for id_ in range(1, 31)))
     assert sorted(seen) == [*range(1, 31)]
     agent.participate(order(made, 1))
-    spent = agent.door.spending().spent  # type: ignore[union-attr]
+    spent = agent.release_pipeline.spending().spent  # type: ignore[union-attr]
     assert spent > 0
     judged(agent, *(label(id_, (id_ + 1) % 3) for id_ in range(1, 31)))
     judged(agent, *(label(id_, id_ % 3) for id_ in range(1, 31)))
     assert len(seen) == 30
     assert agent.device.window.count == 0
     agent.participate(order(made, 2))
-    assert agent.door.spending().spent == spent, "a correction costs nothing"  # type: ignore[union-attr]
+    assert agent.release_pipeline.spending().spent == spent, "a correction costs nothing"  # type: ignore[union-attr]
     made.disk.close()
 
 

@@ -134,6 +134,6 @@ def test_an_agents_secure_sums_are_as_long_as_its_sketch(
     agent = assemble(parse_config(table))
     size = GistOptions("shared", **shorter).layout(LEARNER).size
     assert agent.device.exchange.size(agent.device.learner) == size < LEARNER.size
-    sums = agent.door.kept(under_way=False)["sums"].snapshot()
+    sums = agent.release_pipeline.kept(under_way=False)["sums"].snapshot()
     assert sums["counted"].shape == (size + 1,)
     agent.store.file.disk.close()

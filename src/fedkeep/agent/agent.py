@@ -56,7 +56,7 @@ _ALONE_ARRIVALS = 256
 """After so many, and whenever they have doubled, a device that no server has called values
 against their own mean."""
 _FATES = ("refused.score", "kept", "replaced", "refreshed")
-"""How each `OfferResult` is counted and told."""
+"""How each `OfferResult` is counted and reported."""
 _WAITING_FATES = ("refused.room", "waiting", "waiting", "refreshed")
 """The same of samples without a label, in the waiting room."""
 _LABEL_FATES = ("refused.no-sample", "remembered", "labelled", "known", "corrected")
@@ -97,7 +97,7 @@ class Agent:
         """Why the disk takes no writes at present; then every source is held back."""
         self.writes_spent = False
         """Whether `daily_writes` allows no more for now; then nothing is valued until it does."""
-        self.door = ReleasePipeline()
+        self.release_pipeline = ReleasePipeline()
         """All that leaves the device leaves through it."""
         self.seconds_per_sample = 0.0
         self._ttl = {
@@ -118,8 +118,8 @@ class Agent:
             config.store.daily_writes,
             lambda: store.file.disk.block_bytes,
         )
-        # The release pipeline is set later, so that it is looked up whenever it is told.
-        device.entering = lambda ids: self.door.see(ids)  # noqa: PLW0108
+        # The release pipeline is set later, so that it is looked up whenever samples enter.
+        device.entering = lambda ids: self.release_pipeline.see(ids)  # noqa: PLW0108
         device.counted = self._watch_arrivals
         self.watch = StreamWatch(
             config.drift,
@@ -186,7 +186,7 @@ class Agent:
         self.device.restore(repaired.state)
         if self.device.waiting is None and (gone := self.store.drop_unlabelled()):
             log.warning("%d samples waited for labels and go: [waiting] share is 0 now", gone)
-        for name, part in (self._parts | self.door.kept(under_way=False)).items():
+        for name, part in (self._parts | self.release_pipeline.kept(under_way=False)).items():
             if part is not self.device and (own := strip_prefix(name, state)):
                 part.restore(own)
         if not strip_prefix("ids", state) and not (damaged and self.store.name_bytes):
@@ -325,9 +325,9 @@ class Agent:
             return fates
         wanted = self.store.wanted
         results = self.device.wait(x, batch.ids, self.store.clock.now(), held=wanted)
-        told = [(_FATES if stored else _WAITING_FATES)[result] for result, stored in results]
+        names = [(_FATES if stored else _WAITING_FATES)[result] for result, stored in results]
         self._remember_fields(batch.ids, sound)
-        return fates + list(zip(sound, told, strict=True))
+        return fates + list(zip(sound, names, strict=True))
 
     def _ask_rules(
         self, batch: Batch, arrivals: list[Arrival]
@@ -406,14 +406,14 @@ class Agent:
         for i, arrival in enumerate(sound):
             one = slice(i, i + 1)
             [(result, fate)] = self.device.label(ids[one], y[one], self.store.clock.now())
-            told = _LABEL_FATES[result] if fate is None else _FATES[fate]
+            fate_name = _LABEL_FATES[result] if fate is None else _FATES[fate]
             if result == LabelResult.LABELLED:
                 self.counters["labelled"] += 1
                 if rules is not None and (name := rules.refused.get(int(ids[i]))):
                     none = np.zeros((1, 0), np.float32)
                     self.store.log_forbidden(Batch(none, y[one], ids[one]), name)
-                    told = "refused.rule"
-            fates.append((arrival, told))
+                    fate_name = "refused.rule"
+            fates.append((arrival, fate_name))
         return fates
 
     def _screened(
@@ -596,7 +596,7 @@ class Agent:
 
         Raises OSError where the disk does not take them.
         """
-        parts = self._parts | self.door.kept(under_way=False)
+        parts = self._parts | self.release_pipeline.kept(under_way=False)
         kept = len(self.store.staged)
         self.store.commit(snapshot_parts(parts) if whole else None, wipe=wipe)
         self._pacer.committed(kept, whole=whole)
@@ -724,17 +724,19 @@ class Agent:
 
         The report leaves only once all is on the disk.
         """
-        self.door.require_clear()
-        return self.door.release(self._take_part(order), order)
+        self.release_pipeline.require_clear()
+        return self.release_pipeline.release(self._take_part(order), order)
 
     def hold(self, order: TrainOrder, terms: bytes) -> bytes:
         """Take part in a secure sum: the report stays here for masking, the answer is keys."""
-        agreed = self.door.terms(terms)
-        return self.door.hold(self.door.release(self._take_part(order), order), order, agreed)
+        agreed = self.release_pipeline.terms(terms)
+        return self.release_pipeline.hold(
+            self.release_pipeline.release(self._take_part(order), order), order, agreed
+        )
 
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a later exchange of a secure sum."""
-        return self.door.answer(question)
+        return self.release_pipeline.answer(question)
 
     def _take_part(self, order: TrainOrder) -> Report:
         self.device.screen(order)
@@ -744,7 +746,7 @@ class Agent:
             with self.lock:
                 participation = Participation(self.device, order)
                 participation.prepare()
-                self.door.close_estimate()
+                self.release_pipeline.close_estimate()
             # Without the lock: whoever asks or stops the agent need not wait.
             trained = participation.train()
             with self.lock:
@@ -765,11 +767,11 @@ class Agent:
 
     def profile(self) -> Profile:
         """Return what the device declares to the server in the clear, as far as it may."""
-        return self.door.profile(self._declared)
+        return self.release_pipeline.profile(self._declared)
 
     def encrypted_profile(self, request: ProfileRequest) -> bytes:
         """Return the same, for the key-holder alone."""
-        return self.door.sealed_profile(request, self._declared)
+        return self.release_pipeline.sealed_profile(request, self._declared)
 
     def _declared(self) -> tuple[Profile, float]:
         with self.lock:

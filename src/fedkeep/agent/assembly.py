@@ -566,7 +566,7 @@ def _guard(agent: Agent, privacy: PrivacyOptions, state: State, *, damaged: bool
             raise RejectedError("disk", why) from error
 
     device = agent.device
-    agent.door = ReleasePipeline(
+    agent.release_pipeline = ReleasePipeline(
         privacy,
         device.exchange.size(device.learner),
         agent.require_commit,

@@ -1,4 +1,4 @@
-"""Connections in a bounded number: beyond it, one that has said nothing yet makes room first."""
+"""Connections in a bounded number: beyond it, one that has sent nothing yet makes room first."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ _LONGEST_PATH = 107
 class Listener:
     """Serves each connection in a thread of its own, and at most `limit` at a time.
 
-    One more takes the place of the oldest that has not said anything of sense yet, so that a flood
+    One more takes the place of the oldest that has sent no valid message yet, so that a flood
     of idle connections costs no sender its own; only where all have, of the one silent the longest.
     While the threads of those that made room all wait for the agent, as where its disk is full and
     senders give up and come again, no more are let in.
@@ -36,13 +36,13 @@ class Listener:
                 self._server = socket.create_server(where, family=family)
         except OSError as error:
             address = where if isinstance(where, Path) else f"{where[0]}:{where[1]}"
-            mend = "choose another address or stop what is there"
-            raise FedkeepError(f"cannot listen at {address}: {error.strerror}; {mend}") from error
+            remedy = "choose another address or stop what is there"
+            raise FedkeepError(f"cannot listen at {address}: {error.strerror}; {remedy}") from error
         self._limit = limit
         self._heard: dict[socket.socket, float] = {}
         """The open connections, with when each last did something."""
         self._proven: set[socket.socket] = set()
-        """Those that have said something of sense."""
+        """Those that have sent a valid message."""
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
         self._threads = 0
@@ -94,7 +94,7 @@ class Listener:
             self._ended.notify_all()
 
     def touch(self, connection: socket.socket) -> None:
-        """Note that a connection has just said something of sense."""
+        """Note that a connection has just sent a valid message."""
         with self._lock:
             if connection in self._heard:
                 self._heard[connection] = time.monotonic()

@@ -31,7 +31,7 @@ RESTARTED = "FEDKEEP_RESTARTED"
 _LINE_SECONDS = 60.0
 """Between two lines of the log about the same kind of thing."""
 _FIRST_SECONDS = 2.0
-"""The first refusals are told sooner: something is probably not as its owner thinks."""
+"""The first refusals are logged sooner: something is probably not as its owner thinks."""
 _SETTLING_SECONDS = 2.0
 """How long sources may take to put away what the last commit settled."""
 _LIVE_SECONDS, _LONGEST_PAUSE, _BURST = 0.5, 60.0, 256

@@ -84,20 +84,20 @@ class FieldNames:
         except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
             return None
 
-    def take_texts(self, said: Mapping[str, str], payload: bytes) -> Record | None:
+    def take_texts(self, fields: Mapping[str, str], payload: bytes) -> Record | None:
         """Return the record of a file, of which texts beside it say the rest."""
-        table = {name: typed(text) for name, text in said.items()}
-        label = said.get(".".join(self._paths["y"]))
+        table = {name: typed(text) for name, text in fields.items()}
+        label = fields.get(".".join(self._paths["y"]))
         if label in ("true", "false"):  # which is a label's name here, and no flag
             table[".".join(self._paths["y"])] = label
         return self.take_file(table, payload)
 
-    def take_file(self, said: Mapping[str, Any], payload: bytes, y: Any = None) -> Record | None:
+    def take_file(self, fields: Mapping[str, Any], payload: bytes, y: Any = None) -> Record | None:
         """Return the record of a file, of which a table beside it says the rest.
 
         `y` is its label where the table names none.
         """
-        found = self.take({**said, "x": payload})
+        found = self.take({**fields, "x": payload})
         if found is None:
             return None
         return replace(found, x=payload, y=y if found.y is None else found.y)

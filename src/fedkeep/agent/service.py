@@ -330,9 +330,9 @@ class StreamApi:
                 own = error_sums(predicted, y[part])
                 errors = own if errors is None else errors + own
             loss += float(losses.sum())
-        told = agent.door.vitals(vitals(agent))
+        stats = agent.release_pipeline.vitals(vitals(agent))
         sums = None if errors is None else tuple(errors.tolist())
-        return messages.Evaluated(len(y), loss, right, where, told, sums)
+        return messages.Evaluated(len(y), loss, right, where, stats, sums)
 
 
 def _held_out(agent: Agent) -> tuple[AnyArray, AnyArray] | None:
@@ -360,7 +360,7 @@ def summarise(agent: Agent) -> messages.Status:
         scores, received, spending = (
             store.ranks()["scores"],
             agent.model_date.received,
-            agent.door.spending(),
+            agent.release_pipeline.spending(),
         )
         known = None
         if gist is not None:

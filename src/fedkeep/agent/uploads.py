@@ -91,12 +91,12 @@ class Outgoing:
     label: str
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What is said of it beside its bytes."""
-        said: dict[str, Any] = {"y": self.label, "id": self.note.name or str(self.note.id)}
+    def description(self) -> dict[str, Any]:
+        """What is sent of it beside its bytes."""
+        described: dict[str, Any] = {"y": self.label, "id": self.note.name or str(self.note.id)}
         if not math.isnan(self.note.time):
-            said["time"] = self.note.time
-        return {**said, "source": self.note.source, "stored": self.note.wall}
+            described["time"] = self.note.time
+        return {**described, "source": self.note.source, "stored": self.note.wall}
 
 
 class UploadRefusedError(FedkeepError):
@@ -330,7 +330,7 @@ class Uploads:
         if state == "sent":
             log.info(
                 "uploaded sample %s of label %s, %d bytes, to %s",
-                out.said["id"],
+                out.description["id"],
                 out.label,
                 len(out.content),
                 self.options.to,
@@ -382,13 +382,13 @@ class FolderTarget:
     folder: Path
 
     def send(self, out: Outgoing) -> None:
-        """Write both files whole, what is said of the sample first."""
-        name = quote(str(out.said["id"]), safe=" ")[:100].lstrip(".") or str(out.note.id)
+        """Write both files whole, the description first."""
+        name = quote(str(out.description["id"]), safe=" ")[:100].lstrip(".") or str(out.note.id)
         name = f"{name.removesuffix(out.suffix)}-{out.note.arrival}{out.suffix}"
         place = self.folder / (quote(out.label, safe=" ").lstrip(".") or "%") / name
         place.parent.mkdir(_PRIVATE_FOLDER, parents=True, exist_ok=True)
         with atomic_write(place.with_name(name + ".json"), _PRIVATE) as file:
-            file.write(json.dumps(out.said).encode() + b"\n")
+            file.write(json.dumps(out.description).encode() + b"\n")
         with atomic_write(place, _PRIVATE) as file:
             file.write(out.content)
 
@@ -426,7 +426,7 @@ class HttpTarget:
                 self._host, self._port, timeout=self._options.seconds, context=context
             )
         query = "&".join(
-            filter(None, (self._query, urlencode({**out.said, "device": self._device})))
+            filter(None, (self._query, urlencode({**out.description, "device": self._device})))
         )
         headers = {"Content-Type": "application/octet-stream"}
         if self._options.token_file is not None:

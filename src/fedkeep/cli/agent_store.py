@@ -90,16 +90,15 @@ class Inspected:
     """
 
 
-def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> Inspected:
+def inspect(path: Path, cipher: Cipher | None = None, *, repair: bool = False) -> Inspected:
     """Read a file without changing a byte of it.
 
-    Or else, to `mend` it, writes roots and labels anew over what is whole, as an agent does when it
-    starts.
+    With `repair`, writes roots and labels anew over what is whole, as an agent does at its start.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file" if path.exists() else f"there is no file {path}")
     label, whole = find_label(path, cipher)
-    with closing(FileDisk(path, label.geometry.size if mend else None)) as disk:
+    with closing(FileDisk(path, label.geometry.size if repair else None)) as disk:
         file = CellFile(disk, label.geometry, cipher)
         found = file.load()
         used = file.bytes_used
@@ -115,7 +114,7 @@ def inspect(path: Path, cipher: Cipher | None = None, *, mend: bool = False) -> 
         rows, notes = [row for row, _ in split], [note for _, note in split]
         is_file = form.payload_bytes is not None
         x = np.zeros((len(rows), 0), np.float32) if is_file else codec.decode(rows)
-        if mend:
+        if repair:
             if file.damage:
                 file.discard(gone)
             file.commit([], [], wipe=True)
@@ -188,7 +187,7 @@ def check(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
 def repair(file: File, key_file: KeyFile = None, key_env: KeyEnv = None) -> None:
     """Write roots and labels anew over all that is whole; no agent may be running on it."""
     cipher = cipher_of(key_file, key_env)
-    typer.echo(_summary(file, inspect(file, cipher, mend=True)))
+    typer.echo(_summary(file, inspect(file, cipher, repair=True)))
     typer.echo(f"repaired: {len(inspect(file, cipher).notes)} samples are left")
 
 

@@ -204,7 +204,7 @@ def _shares_of_arrivals(known: Mapping[DeviceId, _Record]) -> dict[DeviceId, flo
 
 
 def _peer_fill(record: _Record, known: Mapping[DeviceId, _Record]) -> float:
-    """Return the median fill of comparable devices' stores; 0 where nothing can be said yet."""
+    """Return the median fill of comparable devices' stores; 0 where nothing is known yet."""
     fills = [r.fill for r in known.values() if r.rate <= _PEER_RATIO * record.rate]
     if len(fills) <= _MIN_REPORTS and record.reports >= _MANY_REPORTS:
         fills = [r.fill for r in known.values()]

@@ -141,7 +141,7 @@ class AdaptiveWindow:
         values = self._block * old * new / total
         log = math.log(2 * self._channels * max(1.0, math.log(total * self._block)) / self._delta)
         bound = np.sqrt(2 / values * variance * log) + 2 / (3 * values) * log
-        # Of two shares that mirror each other the one that has grown is told.
+        # Of two shares that mirror each other the one that has grown is reported.
         excess = np.abs(mean_old - mean_new) / bound * np.where(mean_new > mean_old, 1, 1 - _TIE)
         place, channel = np.unravel_index(int(excess.argmax()), excess.shape)
         if excess[place, channel] <= 1:
@@ -242,7 +242,7 @@ class PageHinkley:
     threshold : float
         The sum of what counts at which the mean has fallen.
     least : int
-        Numbers before anything is told.
+        Numbers before anything is reported.
 
     References
     ----------

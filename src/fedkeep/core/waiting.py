@@ -298,7 +298,7 @@ class WaitingRoom:
     def forget(self, ids: IntArray) -> int:
         """Erase samples and early labels; gives how many samples waited.
 
-        A journal is not told: whoever erases also erases there.
+        A journal is not notified: whoever erases also erases there.
         """
         waited = [id_ for id_ in ids.tolist() if id_ in self._x]
         for id_ in ids.tolist():

@@ -40,10 +40,10 @@ class KeeperOrder:
 
     round: int = 0
     accepted: int | None = None
-    """The round of this node's last gradient that was accepted, -1 for none; None: not said."""
+    """The round of this node's last gradient that was accepted, -1 for none; None: not sent."""
     direction: Vector | None = None
     preset: str = ""
-    """The strategy's; empty: not said."""
+    """The strategy's; empty: not sent."""
     version: int | None = None
     """The strategy's; None: the message is no `KeeperStrategy`'s."""
 

@@ -143,7 +143,7 @@ class KeeperStrategy(Strategy):
         self._recorder: Recorder | None = None
         self._tally = np.zeros(2, dtype=np.int64)
         self._seen: dict[int, Counter[str]] = {}
-        """What each node's keeper had counted when it last said."""
+        """What each node's keeper had counted at its last report."""
         self._warned = set[str]()
         tables = experiment_tables(preset, policy)
         if aggregation is None:
@@ -382,7 +382,7 @@ class KeeperStrategy(Strategy):
                 screen_gradient(gradient, gradient.size, samples, self._limits)
                 found[node] = _Told(gradient, samples, about)
         if self._size is None and found:
-            forms = Counter((len(told.gradient), told.rank) for told in found.values())
+            forms = Counter((len(reported.gradient), reported.rank) for reported in found.values())
             self._size, self._rank = forms.most_common(1)[0][0]
         if self._rank and self._pipeline.statistics.gradient_layout is None and found:
             self._pipeline.statistics.gradient_layout = sketch_of(
@@ -390,13 +390,13 @@ class KeeperStrategy(Strategy):
             )
         valid: dict[DeviceId, Report] = {}
         layout = self._pipeline.statistics.gradient_layout
-        for node, told in found.items():
+        for node, reported in found.items():
             with rejections.attributed_to(node):
-                screen_gradient(told.gradient, self._size or 0, told.samples, self._limits)
-                if layout is not None and not told.private:
-                    screen_sketch(told.gradient, layout, self._limits)
+                screen_gradient(reported.gradient, self._size or 0, reported.samples, self._limits)
+                if layout is not None and not reported.private:
+                    screen_sketch(reported.gradient, layout, self._limits)
                 empty = np.empty(0, dtype=np.float32)
-                valid[node] = Report(round_, empty, 0.0, 0, 0, told.gradient, told.samples)
+                valid[node] = Report(round_, empty, 0.0, 0, 0, reported.gradient, reported.samples)
         return valid
 
     def _take_reports(

@@ -141,8 +141,10 @@ class OnnxLearner:
                 )
             self._places.append((start, end, part))
         outputs, inputs = self.layout.shapes[-2]
-        told = described.get("loss")
-        self.loss: CrossEntropy | NumberLoss = CROSS_ENTROPY if told is None else NumberLoss(**told)
+        described_loss = described.get("loss")
+        self.loss: CrossEntropy | NumberLoss = (
+            CROSS_ENTROPY if described_loss is None else NumberLoss(**described_loss)
+        )
         """The file's own, as it was exported with."""
         self._head = DenseLearner((inputs, outputs), loss=self.loss)
         self.tail, self.gradient_shapes = self._head.tail, self._head.gradient_shapes

@@ -42,9 +42,9 @@ class IteratorSource(Source):
             except Exception:  # noqa: BLE001 - an item may raise anything when it is taken apart
                 intake.refuse("malformed", self.name, item)
                 continue
-            said = dict(rest[1]) if rest[1:] and isinstance(rest[1], Mapping) else {}
-            time = said.pop("time", None)
-            if not self.deliver(intake, x, y, rest[0] if rest else None, time=time, fields=said):
+            fields = dict(rest[1]) if rest[1:] and isinstance(rest[1], Mapping) else {}
+            time = fields.pop("time", None)
+            if not self.deliver(intake, x, y, rest[0] if rest else None, time=time, fields=fields):
                 return
 
 

@@ -80,7 +80,7 @@ class FolderSource(Source):
         self._seen: dict[Path, tuple[_Identity | None, float]] = {}
         """What files that are not read looked like, and since when."""
         self._named: set[str] = set()
-        """Suffixes of which it has been said that they are not read."""
+        """Suffixes already reported as not read."""
         if not self._folder.is_dir():
             raise ConfigError(f"source '{self.name}': there is no folder {self._folder}")
 
@@ -247,16 +247,16 @@ class FolderSource(Source):
     def _described(self, file: Path, payload: bytes) -> Record:
         """Return the record of a file: by what stands beside it, else by where it is."""
         beside = file.with_name(file.name + _SIDECAR)
-        said: Any = {}
+        fields: Any = {}
         if beside.is_file():
             try:
-                said = json.loads(_read_file(beside, _LONGEST_SIDECAR))
+                fields = json.loads(_read_file(beside, _LONGEST_SIDECAR))
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{beside.name} is not JSON: {error}") from None
-            if not isinstance(said, dict):
+            if not isinstance(fields, dict):
                 raise DataError(f"{beside.name} is no table")
         label = typed(file.parent.name) if file.parent != self._folder else None
-        record = self._names.take_file(said, payload, label)
+        record = self._names.take_file(fields, payload, label)
         if record is None:
             raise DataError("[source.fields] x is not for files")
         record.id = file.name if record.id is None else record.id

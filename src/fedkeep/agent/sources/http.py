@@ -131,14 +131,14 @@ class HttpSource(Source):
         """Return the record of a request; None if it is none."""
         if is_file and not kind.startswith("application/json"):
             try:
-                said = dict(parse_qsl(query[:_MOST_QUERY], max_num_fields=64))
+                fields = dict(parse_qsl(query[:_MOST_QUERY], max_num_fields=64))
             except ValueError:
                 return None
-            return self._names.take_texts(said, body)
+            return self._names.take_texts(fields, body)
         return self._names.parse_json(body)
 
     def touch(self, connection: socket.socket) -> None:
-        """Note that a sender has just said something of sense."""
+        """Note that a sender has just sent a valid message."""
         self._listener.touch(connection)
 
 

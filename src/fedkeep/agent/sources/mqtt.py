@@ -178,12 +178,14 @@ class MqttSource(Source):
 
     def _subscribe(self, client: Any, _data: Any, _flags: Any, reason: Any, *_: Any) -> None:
         if reason.is_failure:
-            mend = (
+            remedy = (
                 "; set protocol = '3.1.1'"
                 if self.protocol == "5" and str(reason) in _VERSION_REFUSED
                 else ""
             )
-            log.warning("source '%s': the broker refuses the agent (%s)%s", self.name, reason, mend)
+            log.warning(
+                "source '%s': the broker refuses the agent (%s)%s", self.name, reason, remedy
+            )
             return
         log.info(
             "source '%s': connected to the broker at %s:%d as %s",
@@ -212,8 +214,8 @@ class MqttSource(Source):
         """Return the record of a message; None if it is none."""
         if self.format == "json":
             return self._names.parse_json(message.payload)
-        said = getattr(getattr(message, "properties", None), "UserProperty", None) or []
-        return self._names.take_texts(dict(said[:_MOST_PROPERTIES]), bytes(message.payload))
+        properties = getattr(getattr(message, "properties", None), "UserProperty", None) or []
+        return self._names.take_texts(dict(properties[:_MOST_PROPERTIES]), bytes(message.payload))
 
     def _take(self, connection: int, message: Any) -> bool:
         """Hands a message over; returns False if the agent stops."""
