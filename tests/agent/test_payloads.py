@@ -430,7 +430,9 @@ def test_http_answers_with_the_fate_once_it_is_on_the_disk(tmp_path: Path) -> No
 
 def test_a_kill_amid_posts_loses_nothing_that_was_answered(tmp_path: Path) -> None:
     port = free_port()
-    write_camera(tmp_path, f'kind = "http"\nport = {port}\noverload = "wait"\n')
+    roomy = CAMERA.replace("400_000", "4_000_000")  # nothing makes way for what comes after it
+    source = f'kind = "http"\nport = {port}\noverload = "wait"\n'
+    (tmp_path / "agent.toml").write_text(roomy + source)
     kept: dict[str, bytes] = {}
 
     def send(sender: int) -> None:
@@ -456,7 +458,7 @@ def test_a_kill_amid_posts_loses_nothing_that_was_answered(tmp_path: Path) -> No
             sender.join()
     answered = dict(kept)
     assert len(answered) >= 20
-    assert (tmp_path / "a.store").stat().st_size <= 400_000
+    assert (tmp_path / "a.store").stat().st_size <= 4_000_000
     said_by("export", str(tmp_path / "a.store"), str(tmp_path / "out"))
     found = {file.stem: file.read_bytes() for file in (tmp_path / "out").rglob("*.jpg")}
     assert answered.items() <= found.items()
@@ -599,7 +601,10 @@ def test_beyond_the_loopback_http_needs_a_token_and_tls_or_a_word(tmp_path: Path
         make_source({"kind": "http", "key_file": "k"}, 0)
 
 
-@pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+@pytest.mark.skipif(
+    not (shutil.which("mosquitto") and shutil.which("mosquitto_pub")),
+    reason="mosquitto and its clients are not installed",
+)
 def test_raw_messages_are_files_with_user_properties(broker: int, tmp_path: Path) -> None:
     write_camera(
         tmp_path,

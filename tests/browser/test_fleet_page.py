@@ -74,7 +74,7 @@ def test_a_fleet_of_numbers_has_their_words_on_a_phone(
     heads = page.locator("#members-table td").evaluate_all(
         "cells => cells.map(cell => cell.dataset.head)"
     )
-    assert heads == ["Now", "Last seen", "Stored", "Intervals", "R2", "Trouble"]
+    assert heads == ["Now", "Last seen", "Stored", "Intervals", "R2", "Stream", "Trouble"]
 
 
 def test_of_a_server_that_has_ended_nobody_is_said_to_be_online(

@@ -166,6 +166,7 @@ def start_agent(
     config = config.replace('"fedkeep.sock"', f'"{socket}"').replace(
         '"fedkeep.store"', f'"{home}/samples.store"'
     )
+    config = config.replace("[store]", "[store]\ncommit_ms = 1")
     (home / "agent.toml").write_text(extra + config.replace('name = "ode"', f'name = "{policy}"'))
     environment = {
         "FEDKEEP_DEVICE": str(number),

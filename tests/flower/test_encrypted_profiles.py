@@ -285,7 +285,7 @@ def test_a_device_sends_nothing_in_the_clear_nor_under_another_key(made: Path) -
         device.encrypted_profile(ProfileRequest(b"the server's own", bytes(16), 0))
     with pytest.raises(RejectedError, match=r"no key for it: nothing was sent"):
         SmallFleet().restarted(0).encrypted_profile(ProfileRequest(b"any", bytes(16), 0))
-    with pytest.raises(ConfigError, match=r"needs privacy\.public_key"):
+    with pytest.raises(ConfigError, match=r"need privacy\.public_key"):
         SmallFleet(table={"privacy": {"encrypted_profiles": True}}).restarted(0)
 
 

@@ -1,6 +1,7 @@
 """Streaming agents, SuperNodes with keys, a SuperLink with TLS: fifteen rounds, killed devices."""
 
 import json
+import math
 import os
 import re
 import time
@@ -99,8 +100,10 @@ class Deployed:
         start_agent(self.fleet, number, NODES, rate=RATE)
         wait_until(partial(agent_answers, self.sockets[number]), 120, "the agent's return")
         after = self._status(number)
-        assert after.samples >= before.samples - 1
-        assert after.counters["kept"] >= before.counters["kept"]
+        # Nobody awaits an answer for a generator's samples: they may wait 300 times `commit_ms`.
+        waiting = math.ceil(0.3 * RATE)
+        assert after.samples >= before.samples - waiting
+        assert after.counters["kept"] >= before.counters["kept"] - waiting
         assert after.round >= before.round
         self.fleet.start_node(number)
 

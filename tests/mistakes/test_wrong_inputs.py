@@ -439,8 +439,8 @@ COMMANDS = [
     ("paper tabel2", "unknown experiment 'tabel2': did you mean 'table2'?"),
     ("paper table2", "say on which task with --task: har-balanced,"),
     ("paper table2 --task x", "table2 has no task 'x': known are: har, har-balanced,"),
-    ("paper table2 --task st --method nope", "has that method and that seed"),
-    ("paper table2 --task st --seed 99", "has that method and that seed"),
+    ("paper table2 --task st --method nope", "has no method 'nope': known are: default,"),
+    ("paper table2 --task st --seed 99", "has no seed 99: it has 0, 1, 2, 3, 4"),
     ("paper table2 --task st --seed x", "Invalid value for '--seed': 'x' is not a valid integer."),
     ("paper table2 --task st --set x", "--set takes key=value, got 'x'"),
     ("paper table2 --task ../st", "table2 has no task '../st': known are: har,"),
@@ -538,7 +538,7 @@ COMMANDS = [
     ("agent run folder.toml", "cannot read folder.toml: Is a directory"),
     ("agent run binary.toml", "binary.toml is not text in UTF-8: save it as such"),
     ("agent run empty.toml", "'samples.shape' is missing"),
-    ("agent run good.toml", "unknown table 'task': known are: agent, estimator, gist,"),
+    ("agent run good.toml", "unknown table 'task': known are: agent, drift, estimator, gist,"),
     ("agent status", "no agent answers at fedkeep.sock (No such file or directory):"),
     (
         "agent status --socket good.csv",
@@ -919,7 +919,7 @@ AGENTS = [
     (
         "source = ",
         "train = { rounds = 5 }\nsource = ",
-        "unknown table 'train': known are: agent, estimator, gist,",
+        "unknown table 'train': known are: agent, drift, estimator, gist,",
     ),
     (
         "source = ",

@@ -59,8 +59,8 @@ class GistOptions:
 
     @property
     def window_encoding(self) -> SumEncoding:
-        """How the window's sum is kept: in 16 bits beside a gist that has no more."""
-        return "float32" if self.used_encoding == "float32" else "int16"
+        """How the window's sum is kept: in 16 bits beside a gist that has fewer."""
+        return "int16" if self.used_encoding in ("int8", "int4") else "float32"
 
     def layout(self, learner: Learner) -> GradientLayout:
         """Lay out the gist of a learner's gradients: whole, or large weights as sketches."""
