@@ -226,7 +226,7 @@ class _Mqtt:
 
     def run(self, sink: Any) -> None:
         self._source._intake = sink
-        self._source._longest = 4096 + 32 * sink.sample_bytes
+        self._source._longest = sink.form.longest_json
         self._source._client = SimpleNamespace(ack=lambda *_: None)
         rng = np.random.default_rng(0)
         for payload in (json_line(rng) for _ in range(self._count)):
