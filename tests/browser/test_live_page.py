@@ -286,14 +286,14 @@ def test_a_fleet_on_a_phone_shows_accuracy_and_trouble_first(
         page = context.new_page()
         complaints.listen(page)
         page.goto(server.url)
-        for what in ("#members-tiles", "#troubles"):
-            box = page.locator(what).bounding_box()
-            assert box is not None
-            assert box["y"] + box["height"] < 844, f"{what} is on the first screen"
         expect(page.locator("#members-tiles")).to_contain_text("Accuracy")
         expect(page.locator("#troubles")).to_contain_text(trouble)
         expect(page.locator("#troubles")).to_contain_text("gate: method-differs")
         expect(page.locator("#members-table tbody th").first).to_have_text("hall")
+        for what in ("#members-tiles", "#troubles"):
+            box = page.locator(what).bounding_box()
+            assert box is not None
+            assert box["y"] + box["height"] < 844, f"{what} is on the first screen"
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.locator("#members-table").evaluate("box => box.scrollWidth <= box.clientWidth")
     finally:
