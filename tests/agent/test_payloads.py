@@ -14,7 +14,7 @@ import threading
 import time
 import wave
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -396,11 +396,10 @@ def post(
 ) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = {"Content-Type": kind, **{k.replace("_", "-"): v for k, v in headers.items()}}
-    connection.request("POST", f"/?{query}", body, sent)
-    answer = connection.getresponse()
-    said = json.loads(answer.read())["fate"]
-    connection.close()
-    return answer.status, said
+    with closing(connection):
+        connection.request("POST", f"/?{query}", body, sent)
+        with connection.getresponse() as answer:
+            return answer.status, json.loads(answer.read())["fate"]
 
 
 def test_http_answers_with_the_fate_once_it_is_on_the_disk(tmp_path: Path) -> None:
